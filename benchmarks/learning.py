@@ -522,20 +522,15 @@ def _outcome(code: int, arm: str, seed: int, seconds: float, output: Path) -> st
 # -------------------------------------------------------------------------------------------------------------- prepare
 
 
-def prepare(output: Path, start: Path | None, setting: Setting, episodes: int, base_steps: int = 0) -> None:
-    """The policy all runs start from, and what skills are worth to it.
-
-    It is the shipped one after the demo's skill SFT or, with `base_steps`, one trained by the same script for that many
-    steps (shipped: 1,300) after the same SFT: one that reads its context more surely.
-    """
+def prepare(output: Path, start: Path | None, setting: Setting, episodes: int, base_steps: int) -> None:
+    """The policy all runs start from, and what skills are worth to it: a novice (`novice.py`) after the demo's skill SFT."""
     folder = start or output / "start"
     if not (folder / "model.safetensors").is_file():
-        base, log = "tiny", output / "episodes.jsonl"
-        if base_steps:
-            base = str(output / "base")
+        base, log = str(output / "base"), output / "episodes.jsonl"
+        if not (output / "base" / "model.safetensors").is_file():
             threads = os.environ.get("OMP_NUM_THREADS", "2")
-            script = [sys.executable, str(ROOT / "scripts" / "train_tiny_policy.py"), "--output", base]
-            _call([*script, "--steps", str(base_steps), "--eval-episodes", "0", "--threads", threads])
+            script = [sys.executable, str(Path(__file__).parent / "novice.py"), "--output", base]
+            _call([*script, "--steps", str(base_steps), "--threads", threads])
         command = [sys.executable, "-m", "seed_trl.cli"]
         _call([*command, "collect", "--config", "demo/collect", "--model", base, "--episodes", str(log)])
         sft = ["sft", "--config", "demo/sft", "--model_name_or_path", base, "--episodes", str(log)]
@@ -566,7 +561,9 @@ def worth_of_skills(start: Path, setting: Setting, episodes: int) -> list[dict[s
     from seed_trl.envs import load_benchmark
     from seed_trl.policy import Sampling, load_policy
     from seed_trl.rollout import RolloutSettings, rollout
-    from seed_trl.tiny import USELESS_SKILLS, parse_goal, place_skill, plan_skill, right_skill, wrong_place_skill
+    from seed_trl.tiny import USELESS_SKILLS, parse_goal, place_skill, plan_skill, right_skill
+
+    from novice import wrong_novice_skill
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     bench = load_benchmark("alfworld", **setting.benchmark_options | {"num_valid": episodes})
@@ -595,7 +592,7 @@ def worth_of_skills(start: Path, setting: Setting, episodes: int) -> list[dict[s
         "order": [plan_skill(parse_goal(task.goal)) for task in tasks],
         "useless": [rng.choice(USELESS_SKILLS) for _ in tasks],
         "shuffled": right[1:] + right[:1],
-        "wrong": [wrong_place_skill(bench, task, rng) for task in tasks],
+        "wrong": [wrong_novice_skill(bench, task, rng) for task in tasks],
     }
     rows = []
     for name, skills in panels.items():
@@ -707,20 +704,30 @@ def page_text(results: Mapping[str, Mapping[int, Result]], start: Mapping[str, A
         "## Reading\n\n" + _reading(results, setting),
         "## Where the shift is\n\n" + _class_table(results) + "\n\n" + _kind_table(results),
         "## Cost\n\n" + _cost_table(results),
-        "## Do it again\n\n    python benchmarks/learning.py prepare\n"
-        f"    python benchmarks/learning.py run --world {setting.world} --updates {setting.updates} --seeds "
+        f"## Do it again\n\n    python benchmarks/learning.py prepare\n    python benchmarks/learning.py run {_options(setting)}--seeds "
         f"{' '.join(map(str, seeds))} --arms {' '.join(results)}\n    python benchmarks/learning.py report",
     ]
     return "\n\n".join(parts) + "\n"
 
 
+def _options(setting: Setting) -> str:
+    """What of a setting is not the default, as options of `run`."""
+    changed = {name: value for name, value in vars(setting).items() if value != getattr(Setting(), name)}
+    return "".join(f"--{name.replace('_', '-')} {value} " for name, value in changed.items())
+
+
 def _what_was_run(setting: Setting, results: Mapping[str, Mapping[int, Result]], seeds: Sequence[int]) -> str:
     world = WORLDS[setting.world]
     lines = [
-        f"The tiny policy after the demo's skill SFT plays generated ALFWorld rooms of size `{world['room_size']}`, "
+        f"A novice of 400,000 parameters plays generated ALFWorld rooms of size `{world['room_size']}`, "
         f"{world['max_env_steps']} steps at most. An update is {setting.tasks} tasks x {setting.rollouts} episodes, learning rate "
         f"{setting.learning_rate:g}, no KL term; {setting.updates} updates. Every {EVALUATE_EVERY} updates it plays {setting.panel} "
         "tasks of rooms that training never saw, without a skill, at temperature 1.0 (as it trains) and 0.4.",
+        "The novice (`benchmarks/novice.py`) is the shipped tiny policy, trained on by imitation and then given the demo's skill SFT. It "
+        "searches in no order and often has a wrong idea of what the goal asks for: another place, another treatment. It does what a "
+        "skill says about places and order, right or wrong. So everything a skill tells can be learned from reward too, only later: a world "
+        "made for hindsight to matter in. An arm that is not ahead here has little to hope for elsewhere; one that is ahead here has yet to "
+        "show it elsewhere.",
         "Skills are written by the benchmark's rules unless the arm says `policy`: they are right about what the episode shows, so "
         "what the policy's analyses get wrong does not blur the question.",
         f"Seeds: {', '.join(map(str, seeds))}. Runs of a seed share tasks, their order and the random numbers of the ratings. One setting, "
@@ -963,9 +970,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     shared.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
     first = commands.add_parser("prepare", parents=[shared], help="make and measure the start policy")
     first.add_argument("--episodes", type=int, default=256, help="episodes for each kind of skill")
-    first.add_argument(
-        "--base-steps", type=int, default=0, help="train a base policy anew, this many steps; 0: shipped"
-    )
+    first.add_argument("--base-steps", type=int, default=2500, help="optimizer steps of the novice")
     many = commands.add_parser("run", parents=[shared], help="do the runs that are missing")
     many.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
     many.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])

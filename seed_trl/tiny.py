@@ -158,7 +158,8 @@ _APPLIANCES = {"heat": "microwave", "cool": "fridge", "clean": "sinkbasin"}
 class Expert:
     """Plays by what it has read. `act` gives the next command, `see` takes the answer to the last one."""
 
-    def __init__(self, goal: Goal, intro: str, advice: Advice, rng: random.Random):
+    def __init__(self, goal: Goal, intro: str, skill: str | None, rng: random.Random):
+        advice = read_skill(skill, goal)
         self.goal = goal
         self.places = receptacles_of(intro)
         self.told = [place for place in advice.first if place in self.places]
@@ -366,6 +367,7 @@ class ExpertSettings:
     reading: float = 0.35  # share of reading exercises among all dialogues
     # of the episodes that are read: a policy fails more often than the expert, and its failures are to be read too
     reading_noise: Sequence[float] = (0.0, 0.2, 0.4, 0.6)
+    expert: type[Expert] = Expert
 
 
 def play(bench: Benchmark, task: Task, skill: str | None, rng: random.Random, settings: ExpertSettings) -> Trajectory:
@@ -373,7 +375,7 @@ def play(bench: Benchmark, task: Task, skill: str | None, rng: random.Random, se
     goal = parse_goal(task.goal)
     env = bench.make_env()
     observation = env.reset(task)
-    expert = Expert(goal, observation.text, read_skill(skill, goal), rng)
+    expert = settings.expert(goal, observation.text, skill, rng)
     noise = rng.choice(list(settings.noise))
     steps, success = [], False
     for _ in range(settings.max_steps):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -12,18 +13,30 @@ from types import SimpleNamespace
 
 import pytest
 
+from seed_trl.envs import load_benchmark
+from seed_trl.envs.alfworld.rules import Goal
+from seed_trl.tiny import play, right_skill
 from seed_trl.types import Action, Observation, Step, StopReason, Task, Trajectory
 
-PATH = Path(__file__).parent.parent / "benchmarks" / "learning.py"
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 
-@pytest.fixture(scope="module")
-def learning():
-    spec = importlib.util.spec_from_file_location("learning_benchmark", PATH)
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(f"{name}_benchmark", BENCHMARKS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def learning():
+    return load("learning")
+
+
+@pytest.fixture(scope="module")
+def novice():
+    return load("novice")
 
 
 # ----------------------------------------------------------------------------------------------------------- statistics
@@ -149,6 +162,60 @@ def test_shifts_are_summed_by_class_of_token_and_kind_of_action(learning):
         "no effect": (1, 2.0),
     }
     assert classes["format"].gate == pytest.approx(1 / (1 + math.exp(-2.5)) + 0.5)
+
+
+# --------------------------------------------------------------------------------------------------------------- novice
+
+HOT_MUG = Goal("mug", "shelf", process="heat")
+
+
+@pytest.mark.parametrize(
+    "skill, told",
+    [
+        ("The mug 1 was on desk 1. Take it, heat it, then move it to a shelf.", HOT_MUG),
+        ("Order that worked: take mug 1 from desk 1, cool mug 1 with fridge 1, go to bed 1, move mug 1 to bed 1.",
+         Goal("mug", "bed", process="cool")),
+        ("Find the mug, take it and move it to a sofa.", Goal("mug", "sofa")),
+        ("Move one mug to the shelf, then the other.", Goal("mug", "shelf")),
+        ("The mug 1 was on desk 1. Take it and use the desklamp.", Goal("mug", "desklamp", look=True)),
+        # places alone, warnings, and advice about other things are no order
+        ("The mug 1 was in cabinet 2.", None),
+        ("No mug in desk 1: search elsewhere. Do not repeat move mug 1 to shelf 1.", None),
+        ("The pen 1 was on desk 1. Take it, cool it, then move it to a bed.", None),
+        (None, None),
+    ],
+)  # fmt: skip
+def test_what_a_skill_tells_a_novice(novice, skill, told):
+    assert novice.told_goal(skill, HOT_MUG) == told
+
+
+def test_a_wrong_order_names_a_place_that_is_not_asked_for(novice):
+    places, rng = ["desk 1", "shelf 1", "shelf 2", "bed 1"], random.Random(0)
+    right = "Order that worked: take mug 1 from desk 1, go to shelf 2, move mug 1 to shelf 2."
+    for _ in range(8):
+        told = novice.told_goal(novice.wrong_order(right, HOT_MUG, places, rng), HOT_MUG)
+        assert told.target in ("desk", "bed")
+    look = Goal("mug", "desklamp", look=True)
+    assert novice.told_goal(novice.wrong_order("Take the mug and use the desklamp.", look, places, rng), look).target in (
+        "desk", "bed", "shelf",
+    )  # fmt: skip
+
+
+def test_only_the_content_of_a_skill_helps_a_novice(novice):
+    bench = load_benchmark("alfworld", room_size="small", prompt_template="compact", num_train=120)
+    tasks, settings = bench.tasks("train"), novice.NoviceSettings()
+    dialogues = novice.NoviceDialogues(bench, tasks, 0, settings)
+
+    def success(kind: str) -> float:
+        rng = random.Random(1)
+        skills = [right_skill(bench, t).text if kind == "right" else dialogues.skill_of(kind, t, rng) for t in tasks]
+        return sum(play(bench, t, skill, rng, settings).success for t, skill in zip(tasks, skills)) / len(tasks)
+
+    none = success("none")
+    assert 0.1 < none < 0.6
+    assert success("right") > 0.85
+    assert success("wrong") < none and abs(success("useless") - none) < 0.15
+    assert none + 0.1 < success("order") < 0.95
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
