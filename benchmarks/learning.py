@@ -5,7 +5,7 @@
     python benchmarks/learning.py report                        docs/does-it-help.md, its figure and its table of curves
     python benchmarks/learning.py arms                          what there is to run
 
-A run is one arm and one seed: a training of the tiny policy in generated ALFWorld rooms, 4 tasks x 4 episodes an update, rated every
+A run is one arm and one seed: a training of the tiny policy in generated ALFWorld rooms, 8 tasks x 4 episodes an update, rated every
 5 updates on held-out rooms at temperature 1.0 and 0.4. It leaves `runs/learning/<arm>/seed-<n>.json` and `.csv`; what is there is
 never done again, so `run` may be stopped and started at will. Runs of one seed see the same tasks in the same order and are rated
 with the same random numbers, so arms are compared seed by seed.
@@ -36,7 +36,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TEMPERATURES = (1.0, 0.4)
 EVALUATE_EVERY = 5
 BASELINE = "grpo"
-CONTROLS = ("seed-0.1-shuffled", "seed-0.1-none")
+# in every panel. `opsd` has the gradient of no skill at all: without one the shift is 0 and the gate 0.5, as `opsd`'s always is
+CONTROLS = ("seed-0.1-shuffled", "opsd-0.1")
 
 # ----------------------------------------------------------------------------------------------------------------- arms
 
@@ -54,22 +55,24 @@ def _seed(weight: float, **options: Any) -> dict[str, Any]:
     return {"algorithm": "seed", "opd_weight": weight, "skill_source": "rule", **options}
 
 
+_DECAY = {"opd_weight_decay_steps": 15}
 _SHUFFLED = {"skill_assignment": "shuffled"}
 _ACTION = {"opd_variant": "centered", "opd_scope": "action"}
+_STEP = {"opd_variant": "centered", "opd_scope": "step"}
 
 ARMS: dict[str, Arm] = {
     BASELINE: Arm({"algorithm": "grpo"}, "baseline"),
     "seed-0.01": Arm(_seed(0.01), "weight"),
     "seed-0.1": Arm(_seed(0.1), "weight", "seed-0.1-shuffled"),
     "seed-0.5": Arm(_seed(0.5), "weight", "seed-0.5-shuffled"),
-    "seed-0.5-decay": Arm(_seed(0.5, opd_weight_decay_steps=25), "weight"),
+    "seed-0.5-decay": Arm(_seed(0.5, **_DECAY), "weight"),
     "seed-0.1-shuffled": Arm(_seed(0.1, **_SHUFFLED), "control"),
     "seed-0.5-shuffled": Arm(_seed(0.5, **_SHUFFLED), "weight"),
-    "seed-0.1-none": Arm(_seed(0.1, skill_assignment="none"), "control"),
+    "opsd-0.1": Arm(_seed(0.1, opd_variant="opsd"), "control"),
+    "seed-0.1-none": Arm(_seed(0.1, skill_assignment="none"), "whose skill"),
     "seed-0.1-sibling": Arm(_seed(0.1, skill_assignment="sibling"), "whose skill", "seed-0.1-shuffled"),
     "seed-0.1-policy": Arm(_seed(0.1, skill_source="policy"), "whose skill", "seed-0.1-shuffled"),
     "seed-0.1-success": Arm(_seed(0.1, opd_rows="success"), "whose skill"),
-    "opsd-0.1": Arm(_seed(0.1, opd_variant="opsd"), "variant"),
     "signed-0.1": Arm(_seed(0.1, opd_variant="signed"), "variant"),
     "centered-0.1": Arm(_seed(0.1, opd_variant="centered"), "variant"),
     "k3-0.1": Arm(_seed(0.1, opd_variant="k3"), "variant"),
@@ -79,6 +82,14 @@ ARMS: dict[str, Arm] = {
     "action-0.1-shuffled": Arm(_seed(0.1, **_ACTION, **_SHUFFLED), "action"),
     "action-0.5": Arm(_seed(0.5, **_ACTION), "action", "action-0.5-shuffled"),
     "action-0.5-shuffled": Arm(_seed(0.5, **_ACTION, **_SHUFFLED), "action"),
+    "step-0.1": Arm(_seed(0.1, **_STEP), "step", "step-0.1-shuffled"),
+    "step-0.1-shuffled": Arm(_seed(0.1, **_STEP, **_SHUFFLED), "step"),
+    "step-0.5": Arm(_seed(0.5, **_STEP), "step", "step-0.5-shuffled"),
+    "step-0.5-shuffled": Arm(_seed(0.5, **_STEP, **_SHUFFLED), "step"),
+    "step-0.5-decay": Arm(_seed(0.5, **_STEP, **_DECAY), "step", "step-0.5-decay-shuffled"),
+    "step-0.5-decay-shuffled": Arm(_seed(0.5, **_STEP, **_DECAY, **_SHUFFLED), "step"),
+    "signed-0.5": Arm(_seed(0.5, opd_variant="signed"), "signed", "signed-0.5-shuffled"),
+    "signed-0.5-shuffled": Arm(_seed(0.5, opd_variant="signed", **_SHUFFLED), "signed"),
     "action-credit-1": Arm(_seed(1.0, opd_variant="credit", opd_scope="action"), "action"),
 }
 
@@ -93,8 +104,8 @@ class Setting:
     """What all runs of an experiment share."""
 
     world: str = "small"
-    updates: int = 30
-    tasks: int = 4
+    updates: int = 25
+    tasks: int = 8
     rollouts: int = 4
     panel: int = 64
     learning_rate: float = 3e-4
@@ -313,9 +324,40 @@ class Sums:
         return {"count": self.count, **{name: round(value, 5) for name, value in means.items()}}
 
 
-def note_rows(trajectories, rows, decode, beta: float, classes: dict[str, Sums], kinds: dict[str, Sums]) -> None:
-    """Add the transcript rows' probability shifts: by class of token, and summed over an action by its kind."""
-    from seed_trl.opd_units import action_tokens, replies
+CLASSES = ("format", "thought", "action")
+
+
+def token_classes(pieces: Sequence[str]) -> list[str]:
+    """Of a reply's tokens: inside the `<action>` tag, inside the `<think>` tag, or neither."""
+    from seed_trl.opd_units import action_tokens
+
+    classes = ["action" if marked else "format" for marked in action_tokens(pieces)]
+    text, at = "".join(pieces), 0
+    first, last = text.find("<think>") + len("<think>"), text.find("</think>")
+    for index, piece in enumerate(pieces):
+        if classes[index] == "format" and "<think>" in text and at < last and at + len(piece) > first:
+            classes[index] = "thought"
+        at += len(piece)
+    return classes
+
+
+def note_rows(
+    trajectories,
+    rows,
+    decode,
+    beta: float,
+    classes: dict[str, Sums],
+    kinds: dict[str, Sums],
+    whole: dict[str, Sums] | None = None,
+) -> None:
+    """Add the transcript rows' probability shifts: by class of token, and by kind of action.
+
+    Args:
+        classes: a token each.
+        kinds: an action each, the shift summed over the tokens inside its tag.
+        whole: a reply each, the shift summed over all its tokens: a thought may have decided before the action is written.
+    """
+    from seed_trl.opd_units import replies
 
     for row in rows:
         if row.teacher_logps is None or not row.opd_tokens:
@@ -323,10 +365,13 @@ def note_rows(trajectories, rows, decode, beta: float, classes: dict[str, Sums],
         shifts = [t - s for t, s in zip(row.teacher_logps.tolist(), row.row.sampler_logps, strict=True)]
         of_action = action_kinds(trajectories[row.row.trajectory])
         for kind_of, reply in zip(of_action, replies(row.row.loss_mask), strict=True):
-            marks = action_tokens([decode(row.row.completion_ids[i]) for i in reply])
-            for position, marked in zip(reply, marks):
-                classes.setdefault("action" if marked else "format", Sums()).add(shifts[position], beta)
-            kinds.setdefault(kind_of, Sums()).add(sum(shifts[p] for p, marked in zip(reply, marks) if marked), beta)
+            found = token_classes([decode(row.row.completion_ids[i]) for i in reply])
+            for position, name in zip(reply, found):
+                classes.setdefault(name, Sums()).add(shifts[position], beta)
+            acted = sum(shifts[p] for p, name in zip(reply, found) if name == "action")
+            kinds.setdefault(kind_of, Sums()).add(acted, beta)
+            if whole is not None:
+                whole.setdefault(kind_of, Sums()).add(sum(shifts[p] for p in reply), beta)
 
 
 # ------------------------------------------------------------------------------------------------------------------ run
@@ -403,6 +448,7 @@ def run_one(arm: str, seed: int, setting: Setting, start: Path, output: Path) ->
         },
         "tokens_by_class": {name: sums.record() for name, sums in sorted(trainer.all_classes.items())},
         "actions_by_kind": {name: sums.record() for name, sums in sorted(trainer.all_kinds.items())},
+        "replies_by_kind": {name: sums.record() for name, sums in sorted(trainer.all_replies.items())},
     }
     write_atomic(table, _csv([_line(entry, curves, trainer.by_update) for entry in updates]))
     write_atomic(path, json.dumps(record, indent=1) + "\n")
@@ -418,7 +464,7 @@ _LOGGED = ("rollout/success", "rollout/return", "rollout/episode_length", "loss"
 def _line(entry: Mapping[str, Any], curves: Mapping[str, Curve], by_update: Mapping[int, Mapping[str, Sums]]) -> dict:
     step = entry["step"]
     line = {"update": step, **{name: entry.get(name, "") for name in _LOGGED}}
-    for name in ("format", "action"):
+    for name in CLASSES:
         sums = by_update.get(step - 1, {}).get(name)
         found = sums.record() if sums is not None else {}
         line |= {f"{name}/{what}": found.get(what, "") for what in ("count", "gate", "shift", "shift_abs")}
@@ -445,6 +491,7 @@ def _measuring_trainer():
             self.by_update: dict[int, dict[str, Sums]] = {}
             self.all_classes: dict[str, Sums] = {}
             self.all_kinds: dict[str, Sums] = {}
+            self.all_replies: dict[str, Sums] = {}
 
         def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix="eval"):
             metrics = {}
@@ -463,7 +510,7 @@ def _measuring_trainer():
             self.teacher_tokens += sum(len(r.teacher_prompt_ids) + len(r.row.completion_ids) for r in skilled)
             decode, beta = (lambda token: self._tokenizer.decode([token])), self.args.opd_beta
             of_update = self.by_update.setdefault(self.state.global_step, {})
-            note_rows(self._noted, rows, decode, beta, of_update, self.all_kinds)
+            note_rows(self._noted, rows, decode, beta, of_update, self.all_kinds, self.all_replies)
             note_rows(self._noted, rows, decode, beta, self.all_classes, {})
 
     return MeasuringTrainer
@@ -522,19 +569,13 @@ def _outcome(code: int, arm: str, seed: int, seconds: float, output: Path) -> st
 # -------------------------------------------------------------------------------------------------------------- prepare
 
 
-def prepare(output: Path, start: Path | None, setting: Setting, episodes: int, base_steps: int) -> None:
-    """The policy all runs start from, and what skills are worth to it: a novice (`novice.py`) after the demo's skill SFT."""
+def prepare(output: Path, start: Path | None, setting: Setting, episodes: int, steps: int) -> None:
+    """The policy all runs start from, a novice (`novice.py`), and what skills are worth to it."""
     folder = start or output / "start"
     if not (folder / "model.safetensors").is_file():
-        base, log = str(output / "base"), output / "episodes.jsonl"
-        if not (output / "base" / "model.safetensors").is_file():
-            threads = os.environ.get("OMP_NUM_THREADS", "2")
-            script = [sys.executable, str(Path(__file__).parent / "novice.py"), "--output", base]
-            _call([*script, "--steps", str(base_steps), "--threads", threads])
-        command = [sys.executable, "-m", "seed_trl.cli"]
-        _call([*command, "collect", "--config", "demo/collect", "--model", base, "--episodes", str(log)])
-        sft = ["sft", "--config", "demo/sft", "--model_name_or_path", base, "--episodes", str(log)]
-        _call([*command, *sft, "--output_dir", str(folder), "--use_cpu", "true", "--save_strategy", "no"])
+        threads = os.environ.get("OMP_NUM_THREADS", "2")
+        script = [sys.executable, str(Path(__file__).parent / "novice.py"), "--output", str(folder)]
+        _call([*script, "--steps", str(steps), "--threads", threads])
     rows = worth_of_skills(folder, setting, episodes)
     record = {"start": weights_digest(folder), "world": setting.world, "episodes": episodes, "results": rows}
     write_atomic(output / "start.json", json.dumps(record, indent=1) + "\n")
@@ -557,13 +598,12 @@ def worth_of_skills(start: Path, setting: Setting, episodes: int) -> list[dict[s
     the same task without a skill; the other kinds are read off the task's walkthrough.
     """
     import torch
+    from novice import wrong_novice_skill
 
     from seed_trl.envs import load_benchmark
     from seed_trl.policy import Sampling, load_policy
     from seed_trl.rollout import RolloutSettings, rollout
     from seed_trl.tiny import USELESS_SKILLS, parse_goal, place_skill, plan_skill, right_skill
-
-    from novice import wrong_novice_skill
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     bench = load_benchmark("alfworld", **setting.benchmark_options | {"num_valid": episodes})
@@ -658,12 +698,13 @@ def areas_of(results: Mapping[int, Result], temperature: float) -> dict[int, flo
 
 
 def report(output: Path, page: Path) -> None:
-    """Write the page, its figure and the table of all curves beside it."""
+    """Write the page, its two figures and the table of all curves beside it."""
     results = read_results(output)
     start = output / "start.json"
     figure, table = page.with_suffix(".png"), page.with_suffix(".csv")
     write_atomic(table, _csv(list(_all_points(results))))
     draw(results, figure)
+    draw_differences(results, page.with_name(f"{page.stem}-arms.png"))
     write_atomic(
         page, page_text(results, json.loads(start.read_text("utf-8")) if start.is_file() else None, page.stem)
     )
@@ -700,7 +741,8 @@ def page_text(results: Mapping[str, Mapping[int, Result]], start: Mapping[str, A
     parts += [
         f"## Learning curves\n\n![success by update]({stem}.png)\n\nMeans over seeds; GRPO and the two controls are in every panel.",
         "## Success\n\n" + _success_table(results),
-        "## Against GRPO and against the own control\n\n" + _difference_table(results),
+        f"## Against GRPO and against the own control\n\n![mean success minus GRPO's]({stem}-arms.png)\n\nHollow: controls, whose skills are "
+        "of other tasks or do not count.\n\n" + _difference_table(results),
         "## Reading\n\n" + _reading(results, setting),
         "## Where the shift is\n\n" + _class_table(results) + "\n\n" + _kind_table(results),
         "## Cost\n\n" + _cost_table(results),
@@ -723,8 +765,7 @@ def _what_was_run(setting: Setting, results: Mapping[str, Mapping[int, Result]],
         f"{world['max_env_steps']} steps at most. An update is {setting.tasks} tasks x {setting.rollouts} episodes, learning rate "
         f"{setting.learning_rate:g}, no KL term; {setting.updates} updates. Every {EVALUATE_EVERY} updates it plays {setting.panel} "
         "tasks of rooms that training never saw, without a skill, at temperature 1.0 (as it trains) and 0.4.",
-        "The novice (`benchmarks/novice.py`) is the shipped tiny policy, trained on by imitation and then given the demo's skill SFT. It "
-        "searches in no order and often has a wrong idea of what the goal asks for: another place, another treatment. It does what a "
+        "The novice (`benchmarks/novice.py`) is the shipped tiny policy, trained on by imitation, analyses among what it imitates. It searches in no order and often has a wrong idea of what the goal asks for: another place, another treatment. It does what a "
         "skill says about places and order, right or wrong. So everything a skill tells can be learned from reward too, only later: a world "
         "made for hindsight to matter in. An arm that is not ahead here has little to hope for elsewhere; one that is ahead here has yet to "
         "show it elsewhere.",
@@ -817,6 +858,14 @@ def _reading(results: Mapping[str, Mapping[int, Result]], setting: Setting) -> s
         f"- Ahead of its own shuffled-skill control likewise, which says that the skill's content helps: {_names(skill)}.",
         f"- At GRPO's final level within 60 % of the updates, the interval excluding 100 %: {_names(fast)}.",
     ]
+    best = [arm for arm in results if arm in ahead and arm in skill and arm in fast]
+    if best:
+        best.sort(key=lambda arm: -statistics.mean(areas_of(results[arm], 1.0).values()))
+        lines.append(f"- All three, the largest area first: {_names(best)}.")
+    else:
+        lines.append(
+            "- No arm is all three: ahead of GRPO, ahead of its own control, and there within 60 % of the updates."
+        )
     if few:
         lines.append(f"- Nothing is said of arms with fewer than five seeds beside GRPO: {_names(few)}.")
     lines.append(
@@ -828,7 +877,7 @@ def _reading(results: Mapping[str, Mapping[int, Result]], setting: Setting) -> s
 
 def _class_table(results: Mapping[str, Mapping[int, Result]]) -> str:
     table = [
-        "Tokens under a skill, all updates of all seeds: those inside the `<action>` tag, and all others (`format`, thoughts included).\n",
+        "Tokens under a skill, all updates of all seeds: inside the `<action>` tag, inside the `<think>` tag, and all others (`format`).\n",
         "| arm | class | tokens | mean shift | mean absolute shift | mean gate |",
         "|---|---|---|---|---|---|",
     ]
@@ -841,11 +890,11 @@ def _class_table(results: Mapping[str, Mapping[int, Result]]) -> str:
 
 
 def _kind_table(results: Mapping[str, Mapping[int, Result]]) -> str:
-    pooled = {arm: _pooled(of_arm, "actions_by_kind") for arm, of_arm in results.items()}
+    pooled = {arm: _pooled(of_arm, "replies_by_kind") for arm, of_arm in results.items()}
     pooled = {arm: kinds for arm, kinds in pooled.items() if kinds}
     names = sorted({name for kinds in pooled.values() for name in kinds})
     table = [
-        "The shift summed over an action, mean by kind of action (number of actions).\n",
+        "The shift summed over a whole reply, mean by the kind of its action (number of replies).\n",
         f"| arm | {' | '.join(names)} |",
         "|---|" + "---|" * len(names),
     ]
@@ -944,6 +993,39 @@ def draw(results: Mapping[str, Mapping[int, Result]], path: Path) -> None:
     pyplot.close(panels)
 
 
+def draw_differences(results: Mapping[str, Mapping[int, Result]], path: Path) -> None:
+    """Area under the curve minus GRPO's for every arm, with its t interval; shuffled-skill controls are hollow."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    from seed_trl.report import COLORS
+
+    arms = [arm for arm in results if arm != BASELINE]
+    panel, axis = pyplot.subplots(figsize=(7.2, 0.9 + 0.3 * len(arms)), dpi=110)
+    axis.axvline(0, color="#000000", linewidth=1)
+    for row, arm in enumerate(reversed(arms)):
+        hollow = arm.endswith("shuffled") or arm in CONTROLS
+        for temperature, color, shift in zip(TEMPERATURES, COLORS, (0.13, -0.13)):
+            found = paired(areas_of(results[arm], temperature), areas_of(results.get(BASELINE, {}), temperature))
+            if found is None:
+                continue
+            low, high = found.t if found.seeds > 1 else (found.mean, found.mean)
+            axis.plot([100 * low, 100 * high], [row + shift] * 2, color=color, linewidth=1.4)
+            fill = "white" if hollow else color
+            label = f"temperature {temperature:g}" if row == 0 else None
+            axis.plot(100 * found.mean, row + shift, "o", color=color, markerfacecolor=fill, markersize=5, label=label)
+    axis.set_yticks(range(len(arms)), [f"{arm} ({len(results[arm])})" for arm in reversed(arms)], fontsize=8)
+    axis.set_xlabel("mean success over the training minus GRPO's, points (95 % t interval over seeds)", fontsize=8)
+    axis.grid(alpha=0.3, axis="x")
+    axis.legend(frameon=False, fontsize=7)
+    panel.tight_layout()
+    with atomic_path(path) as partial:
+        panel.savefig(partial, format="png")
+    pyplot.close(panel)
+
+
 def _plot(axis, arm: str, of_arm: Mapping[int, Result], temperature: float, color: str, style: str) -> None:
     curve = mean_curve(curves_of(of_arm, temperature).values())
     label = f"{arm} ({len(of_arm)})"
@@ -970,7 +1052,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     shared.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
     first = commands.add_parser("prepare", parents=[shared], help="make and measure the start policy")
     first.add_argument("--episodes", type=int, default=256, help="episodes for each kind of skill")
-    first.add_argument("--base-steps", type=int, default=2500, help="optimizer steps of the novice")
+    first.add_argument("--start-steps", type=int, default=2500, help="optimizer steps of the novice's training")
     many = commands.add_parser("run", parents=[shared], help="do the runs that are missing")
     many.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
     many.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
@@ -994,7 +1076,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     start = args.start or args.output / "start"
     try:
         if args.command == "prepare":
-            prepare(args.output, args.start, setting, args.episodes, args.base_steps)
+            prepare(args.output, args.start, setting, args.episodes, args.start_steps)
             return 0
         if args.command == "report":
             report(args.output, args.page)

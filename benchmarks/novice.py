@@ -23,18 +23,23 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from seed_trl.analysis import analysis_prompt
 from seed_trl.assets import tiny_policy_path
 from seed_trl.context import ChatFormat
 from seed_trl.envs import load_benchmark
 from seed_trl.envs.alfworld.rules import Goal, kind, parse_goal, receptacles_of
+from seed_trl.skill_sft import target_json
 from seed_trl.tiny import (
     _APPLIANCES,
+    Dialogue,
     DialogueMaker,
     Expert,
     ExpertSettings,
+    play,
     walkthrough_episode,
     wrong_skill,
 )
+from seed_trl.types import Observation
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 import train_tiny_policy as tiny_script  # noqa: E402
@@ -123,6 +128,17 @@ class Novice(Expert):
         if lamp or placed:
             self._think_again()
 
+    def mistake(self, observation: Observation, rng: random.Random) -> tuple[str, str]:
+        """Half of the time what a policy gets wrong by itself: it takes what is not there, thought included.
+
+        Such thoughts must be in the dialogues, with a right one after them: one that was never taken back there is clung to
+        to the end of the episode by a policy that had it once.
+        """
+        if rng.random() < 0.5 or self.here is None or self.holding is not None:
+            return super().mistake(observation, rng)
+        wanted = self.goal.object
+        return f"take {wanted} {rng.choice((1, 1, 2, 3))} from {self.here}", f"take {wanted}"
+
     def _think_again(self) -> None:
         """The idea is carried out and the episode goes on: it was not what is asked."""
         before = self.goal
@@ -155,12 +171,28 @@ class NoviceSettings(ExpertSettings):
     """How the novice's dialogues are played."""
 
     shares: dict[str, float] = field(default_factory=lambda: dict(SHARES))
-    reading: float = 0.2
+    reading: float = 0.15
+    noise: Sequence[float] = (0.0, 0.15, 0.3)
     expert: type[Expert] = Novice
 
 
 class NoviceDialogues(DialogueMaker):
-    """Dialogues of a novice; its wrong skills are wrong in the place and in the order."""
+    """Dialogues of a novice; its wrong skills are wrong in the place and in the order.
+
+    Among them are analyses as a training asks for them, JSON included. A skill SFT as in the demo would not do: its acting
+    turns are those of successful episodes, and half of what a novice has to find out would be learned from them.
+    """
+
+    def reading(self, task, rng: random.Random) -> Dialogue:
+        episode = play(self.bench, task, None, rng, replace(self.settings, noise=self.settings.reading_noise))
+        skill = self.analyze(episode)
+        if skill is None:
+            return self.reading(task, rng)
+        messages = [
+            {"role": "user", "content": analysis_prompt(episode, style="compact")},
+            {"role": "assistant", "content": target_json(skill)},
+        ]
+        return Dialogue(episode, messages, "reading")
 
     def skill_of(self, wanted: str, task, rng: random.Random) -> str | None:
         if wanted == "wrong":
@@ -184,8 +216,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     bench = load_benchmark("alfworld", **tiny_script.BENCHMARK_OPTIONS)
     maker = NoviceDialogues(bench, bench.tasks("train"), seed=args.seed, settings=NoviceSettings())
-    model = AutoModelForCausalLM.from_pretrained(tiny_policy_path(), dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tiny_policy_path())
+    model = AutoModelForCausalLM.from_pretrained(tiny_policy_path(), dtype=torch.float32)
     stream = tiny_script.batches(maker, ChatFormat(tokenizer), args.batch_size, 40, random.Random(args.seed))
     tiny_script.train(model, stream, tokenizer.pad_token_id, args)
     tiny_script.save(model, tokenizer, args.output)

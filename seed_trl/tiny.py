@@ -180,6 +180,10 @@ class Expert:
         command = self._command()
         return command, self._thought
 
+    def mistake(self, observation: Observation, rng: random.Random) -> tuple[str, str]:
+        """A random command in place of the next one, and the thought that stands before it."""
+        return random_command(observation, self.goal, self.places, rng), self._thought
+
     def _command(self) -> str:
         if self.holding is None:
             return self._fetch(self.goal.object)
@@ -382,7 +386,7 @@ def play(bench: Benchmark, task: Task, skill: str | None, rng: random.Random, se
         command, thought = expert.act()
         random_action = rng.random() < noise
         if random_action:
-            command = random_command(observation, goal, expert.places, rng)
+            command, thought = expert.mistake(observation, rng)
         result = env.step(command)
         expert.see(command, result.observation.text)
         steps.append(Step(observation, "", reply_of(command, thought), Action(command, True), reward=result.reward))

@@ -137,6 +137,13 @@ def test_actions_are_told_apart_by_what_they_did(learning):
     assert learning.action_kinds(an_episode()) == [kind for *_, kind in EPISODE]
 
 
+def test_tokens_of_a_reply_are_told_apart(learning):
+    pieces = ["<think>", "heat", " mug", "</think>", "<action>", "go", "</action>", "<|im_end|>"]
+    assert learning.token_classes(pieces) == "format thought thought format format action format format".split()
+    assert learning.token_classes(["<action>", "go", "</action>"]) == ["format", "action", "format"]
+    assert learning.token_classes(["go", " there"]) == ["action", "action"]
+
+
 def test_shifts_are_summed_by_class_of_token_and_kind_of_action(learning):
     import torch
 
@@ -151,8 +158,8 @@ def test_shifts_are_summed_by_class_of_token_and_kind_of_action(learning):
     episode = an_episode()
     episode.steps = episode.steps[:2]
     episode.final_observation = Observation(EPISODE[1][1])
-    classes, kinds = {}, {}
-    learning.note_rows([episode], [row], words.__getitem__, 5.0, classes, kinds)
+    classes, kinds, whole = {}, {}, {}
+    learning.note_rows([episode], [row], words.__getitem__, 5.0, classes, kinds, whole)
     assert {name: (s.count, s.shift, s.shift_abs) for name, s in classes.items()} == {
         "format": (2, 0.5, 0.5),
         "action": (3, 1.25, 3.25),  # the second reply has no tags: it is an action as a whole
@@ -161,6 +168,7 @@ def test_shifts_are_summed_by_class_of_token_and_kind_of_action(learning):
         "search, not found": (1, -0.75),
         "no effect": (1, 2.0),
     }
+    assert {name: s.shift for name, s in whole.items()} == {"search, not found": -0.25, "no effect": 2.0}
     assert classes["format"].gate == pytest.approx(1 / (1 + math.exp(-2.5)) + 0.5)
 
 
@@ -236,7 +244,7 @@ def hand_made(learning, folder: Path, arm: str, seed: int, values, cold=None, **
         "tokens": {"episodes": 1000 + seed, "analysis": 0, "teacher": 500},
         "seconds": {"updates": 10.0, "whole": 12.0},
         "tokens_by_class": {"action": {"count": 10 * (seed + 1), "shift": 0.5 * seed, "shift_abs": 1.0, "gate": 0.5}},
-        "actions_by_kind": {"place": {"count": 2, "shift": 0.4, "shift_abs": 0.4, "gate": 0.9}},
+        "replies_by_kind": {"place": {"count": 2, "shift": 0.4, "shift_abs": 0.4, "gate": 0.9}},
     }
     path = folder / arm / f"seed-{seed}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -280,7 +288,8 @@ def test_the_report_writes_page_figure_and_every_point_with_its_file(learning, r
     assert lines[0] == "arm,seed,temperature,update,success,file,sha256"
     assert len(lines) == 1 + 16 * 2 * 3
     assert any(line.startswith("grpo,3,1,10,0.4,grpo/seed-3.json,") for line in lines)
-    assert page.with_suffix(".png").stat().st_size > 1000
+    for figure in ("page.png", "page-arms.png"):
+        assert page.with_name(figure).stat().st_size > 1000
     assert "![success by update](page.png)" in page.read_text()
 
 
@@ -363,6 +372,24 @@ def test_every_arm_is_a_valid_configuration_and_its_control_differs_in_whose_ski
             assert control.pop("skill_assignment") == "shuffled"
             own = {key: value for key, value in arm.options.items() if key not in ("skill_assignment", "skill_source")}
             assert own == {key: value for key, value in control.items() if key != "skill_source"}, name
+
+
+def test_opsd_is_the_control_without_a_skill():
+    """Its gradient, whatever the skill, is that of `seed` under a teacher that sees none."""
+    import torch
+
+    from seed_trl.opd import opd_loss
+
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = -torch.rand(2, 4, 5, generator=generator, dtype=torch.float64)
+    mask = torch.rand(4, 5, generator=generator) < 0.7
+
+    def gradient(skill, variant):
+        live = student.clone().requires_grad_()
+        opd_loss(live, skill, mask, variant=variant)[0].backward()
+        return live.grad
+
+    assert torch.equal(gradient(teacher, "opsd"), gradient(student, "seed"))
 
 
 @pytest.mark.slow
