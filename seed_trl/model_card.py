@@ -47,12 +47,17 @@ _SETTINGS = (
     ("KL coefficient", ("beta",)),
     ("loss", ("loss_type",)),
     ("distillation: weight, gate, term", ("opd_weight", "opd_beta", "opd_variant")),
+    ("distillation: updates until its weight is 0", ("opd_weight_decay_steps",)),
+    ("distillation: a shift is of a", ("opd_scope",)),
+    ("distillation: tokens, rows", ("opd_tokens", "opd_rows")),
+    ("distillation: gate turned around on failures", ("opd_polarity",)),
     ("skills written by", ("skill_source",)),
+    ("skill shown to the teacher", ("skill_assignment",)),
     ("adapter", ("use_peft", "lora_r", "lora_alpha")),
     ("temperature: training, evaluation", ("temperature", "eval_temperature")),
     ("seed", ("seed",)),
 )
-_GRPO_LEAVES_OUT = {"opd_weight", "opd_beta", "opd_variant", "skill_source"}
+_GRPO_LEAVES_OUT = {key for label, keys in _SETTINGS if label.startswith(("distillation", "skill")) for key in keys}
 
 
 def model_cards_dir() -> Path:

@@ -305,7 +305,8 @@ class SEEDConfig(GRPOConfig):
         }
         for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}; got {value!r}")
+                known = (*allowed, *SKILL_ASSIGNMENTS[1:]) if name == "skill_source" else allowed
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}")
         if self.scale_rewards not in ("benchmark", "group", "none", True, False):
             raise ValueError(
                 f"scale_rewards must be 'benchmark', 'group' or 'none'; got {self.scale_rewards!r} "

@@ -509,6 +509,7 @@ def test_only_a_whole_checkpoint_is_found(model_dir, tokenizer, tmp_path):
         ({"scale_rewards": "batch"}, "scale_rewards must be"),
         ({"skill_source": "file"}, "set skill_file"),
         ({"opd_variant": "k4"}, "opd_variant must be one of"),
+        ({"skill_source": "mine"}, "file, endpoint, sibling, shuffled, none; got 'mine'"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(tmp_path, changes, message):
