@@ -469,10 +469,18 @@ def test_fixed_skills_come_from_a_file(model_dir, tokenizer, tmp_path):
 # ------------------------------------------------------------------------------------------------------------- resume
 
 
-@pytest.mark.parametrize("save_at", [2, 3])
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(model_dir, tokenizer, tmp_path, save_at):
+@pytest.mark.parametrize(
+    "save_at, term",
+    [
+        (2, {}),
+        (3, {}),
+        (3, {"opd_variant": "centered", "opd_scope": "step", "skill_assignment": "shuffled", "opd_weight_decay_steps": 6}),
+    ],
+)
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(model_dir, tokenizer, tmp_path, save_at, term):
     """Two optimizer steps a generation batch: step 3 lies inside a cycle. Epoch 2 begins at step 5."""
     options = {
+        **term,
         "scripted": False, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "steps_per_generation": 4,
         "opd_weight": 0.5, "save_strategy": "steps", "save_steps": save_at, "bench": ToyBenchmark(tasks=4),
     }  # fmt: skip
@@ -481,6 +489,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(model_dir, tokenizer, tm
     resumed = make_trainer(model_dir, tokenizer, tmp_path / "resumed", max_steps=7, **options)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{save_at}"))
     assert logged(resumed, "loss") == logged(whole, "loss")
+    assert logged(resumed, "opd/loss") == logged(whole, "opd/loss")
     assert torch.equal(parameters(resumed), parameters(whole))
 
 
