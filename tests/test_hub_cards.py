@@ -280,7 +280,9 @@ def test_a_trainer_writes_a_card_of_its_own_settings_beside_its_checkpoints(tmp_
     text = (tmp_path / "run" / "README.md").read_text()
     assert metadata_errors(text) == []
     assert "# run" in text and "trained as an agent on toy by SEED" in text
-    assert "| distillation: weight, gate, term | 0.05, 5, centered |\n| distillation: a shift is of a | step |\n" in text
+    assert (
+        "| distillation: weight, gate, term | 0.05, 5, centered |\n| distillation: a shift is of a | step |\n" in text
+    )
     assert "| skills written by | rule |\n| skill shown to the teacher | shuffled |\n" in text
     assert str(tmp_path) not in text and "hf_abc" not in text
     assert "base_model" not in text

@@ -474,7 +474,15 @@ def test_fixed_skills_come_from_a_file(model_dir, tokenizer, tmp_path):
     [
         (2, {}),
         (3, {}),
-        (3, {"opd_variant": "centered", "opd_scope": "step", "skill_assignment": "shuffled", "opd_weight_decay_steps": 6}),
+        (
+            3,
+            {
+                "opd_variant": "centered",
+                "opd_scope": "step",
+                "skill_assignment": "shuffled",
+                "opd_weight_decay_steps": 6,
+            },
+        ),
     ],
 )
 def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(model_dir, tokenizer, tmp_path, save_at, term):

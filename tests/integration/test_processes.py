@@ -104,6 +104,18 @@ def test_a_token_budget_changes_nothing_in_any_layout(model_dir, tmp_path, tmp_p
     assert furthest(one, two) < 1e-5
 
 
+def test_step_credits_are_the_same_in_two_processes(model_dir, tmp_path, tmp_path_factory):
+    options = {"context": "transcript", "opd_variant": "centered", "opd_scope": "step", "opd_weight_decay_steps": 4}
+    one, log = alone(tmp_path_factory, model_dir, **options)
+    two, log_of_two = train(2, tmp_path / "two", model_dir, "ddp", **options)
+    assert furthest(one, two) < 1e-5
+    assert [entry["opd/loss"] for entry in log[:2]] == pytest.approx(
+        [entry["opd/loss"] for entry in log_of_two[:2]], rel=1e-4
+    )
+    token, _ = alone(tmp_path_factory, model_dir, context="transcript")
+    assert furthest(one, token) > 1e-3
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_adapter_is_the_same_in_any_layout(model_dir, tmp_path, tmp_path_factory, layout):
     one, log = alone(tmp_path_factory, model_dir, context="steps", lora=True)
