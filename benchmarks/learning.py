@@ -33,6 +33,8 @@ from typing import Any
 from seed_trl._files import atomic_path, write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "does-it-help.md"
+SUMMARY = ROOT / "seed_trl" / "assets" / "does_it_help.txt"  # quoted by the demo's report and by the README
 TEMPERATURES = (1.0, 0.4)
 EVALUATE_EVERY = 5
 BASELINE = "grpo"
@@ -56,6 +58,7 @@ def _seed(weight: float, **options: Any) -> dict[str, Any]:
 
 
 _DECAY = {"opd_weight_decay_steps": 15}
+_FIXED = {"teacher_sync_steps": 1000}
 _SHUFFLED = {"skill_assignment": "shuffled"}
 _ACTION = {"opd_variant": "centered", "opd_scope": "action"}
 _STEP = {"opd_variant": "centered", "opd_scope": "step"}
@@ -88,6 +91,14 @@ ARMS: dict[str, Arm] = {
     "step-0.5-shuffled": Arm(_seed(0.5, **_STEP, **_SHUFFLED), "step"),
     "step-0.5-decay": Arm(_seed(0.5, **_STEP, **_DECAY), "step", "step-0.5-decay-shuffled"),
     "step-0.5-decay-shuffled": Arm(_seed(0.5, **_STEP, **_DECAY, **_SHUFFLED), "step"),
+    "step-0.5-success": Arm(_seed(0.5, **_STEP, opd_rows="success"), "step", "step-0.5-shuffled"),
+    "step-credit-1": Arm(_seed(1.0, opd_variant="credit", opd_scope="step"), "step"),
+    "step-0.1-decay": Arm(_seed(0.1, **_STEP, **_DECAY), "step", "step-0.1-decay-shuffled"),
+    "step-0.1-decay-shuffled": Arm(_seed(0.1, **_STEP, **_DECAY, **_SHUFFLED), "step"),
+    "step-0.1-fixed": Arm(_seed(0.1, **_STEP, **_FIXED), "step", "step-0.1-shuffled"),
+    "step-0.2-decay10": Arm(_seed(0.2, **_STEP, opd_weight_decay_steps=10), "step", "step-0.1-decay-shuffled"),
+    "step-0.5-fixed": Arm(_seed(0.5, **_STEP, **_FIXED), "step", "step-0.5-fixed-shuffled"),
+    "step-0.5-fixed-shuffled": Arm(_seed(0.5, **_STEP, **_FIXED, **_SHUFFLED), "step"),
     "signed-0.5": Arm(_seed(0.5, opd_variant="signed"), "signed", "signed-0.5-shuffled"),
     "signed-0.5-shuffled": Arm(_seed(0.5, opd_variant="signed", **_SHUFFLED), "signed"),
     "action-credit-1": Arm(_seed(1.0, opd_variant="credit", opd_scope="action"), "action"),
@@ -108,7 +119,8 @@ class Setting:
     tasks: int = 8
     rollouts: int = 4
     panel: int = 64
-    learning_rate: float = 3e-4
+    learning_rate: float = 4e-4
+    schedule: str = "linear"
 
     @property
     def benchmark_options(self) -> dict[str, Any]:
@@ -129,6 +141,7 @@ class Setting:
             "num_generations": self.rollouts,
             "per_device_train_batch_size": self.tasks * self.rollouts,
             "learning_rate": self.learning_rate,
+            "lr_scheduler_type": self.schedule,
             "seed": seed,
             **ARMS[arm].options,
         }
@@ -697,8 +710,8 @@ def areas_of(results: Mapping[int, Result], temperature: float) -> dict[int, flo
     return {seed: area(curve) for seed, curve in curves_of(results, temperature).items()}
 
 
-def report(output: Path, page: Path) -> None:
-    """Write the page, its two figures and the table of all curves beside it."""
+def report(output: Path, page: Path, summary: Path | None = None) -> None:
+    """Write the page, its two figures and the table of all curves beside it; into `summary` what others quote of it."""
     results = read_results(output)
     start = output / "start.json"
     figure, table = page.with_suffix(".png"), page.with_suffix(".csv")
@@ -708,6 +721,50 @@ def report(output: Path, page: Path) -> None:
     write_atomic(
         page, page_text(results, json.loads(start.read_text("utf-8")) if start.is_file() else None, page.stem)
     )
+    if summary is not None:
+        write_atomic(summary, summary_text(results) + "\n")
+
+
+def summary_text(results: Mapping[str, Mapping[int, Result]]) -> str:
+    """The paragraph that the README and the demo's report quote."""
+    baseline = results.get(BASELINE, {})
+    best = best_arm(results)
+    told = []
+    for arm in dict.fromkeys(["seed-0.01", "seed-0.1", best]):
+        found = paired(areas_of(results[arm], 1.0), areas_of(baseline, 1.0)) if arm in results else None
+        if found is not None and found.seeds > 1:
+            told.append(f"`{arm}` {_difference(found)}")
+    if not told:
+        return "No arm has been run over several seeds yet."
+    seeds = len(results[best]) if best in results else len(baseline)
+    text = (
+        f"Mean success over a training minus GRPO's, in points over {seeds} seeds with 95 % t intervals, in a world made for hindsight to matter: "
+        + "; ".join(told)
+        + "."
+    )
+    control = ARMS[best].control
+    own = paired(areas_of(results[best], 1.0), areas_of(results.get(control or "", {}), 1.0))
+    speed = updates_to_level(curves_of(results[best], 1.0), curves_of(baseline, 1.0))
+    if own is not None and own.seeds > 1:
+        text += f" Against its own control, skills of other tasks, `{best}` is {_difference(own)}"
+        if speed is not None and math.isfinite(speed.updates):
+            updates = max(next(iter(baseline.values())).curves["1"])
+            high = f"{speed.high:.1f}" if math.isfinite(speed.high) else "never"
+            text += (
+                f"; it is where GRPO ends after {speed.updates:.1f} of {updates} updates ({speed.low:.1f} to {high})"
+            )
+        text += "."
+    return text
+
+
+def best_arm(results: Mapping[str, Mapping[int, Result]]) -> str:
+    """Of the arms that have a control of their own, the one of the largest area at temperature 1.0."""
+    able = [arm for arm in results if ARMS[arm].control in results] or list(results)
+    return max(able, key=lambda arm: statistics.mean(areas_of(results[arm], 1.0).values()))
+
+
+def _difference(found: Estimate) -> str:
+    return f"{100 * found.mean:+.1f} ({100 * found.t[0]:+.1f} to {100 * found.t[1]:+.1f})"
 
 
 def _all_points(results: Mapping[str, Mapping[int, Result]]) -> Iterable[dict[str, Any]]:
@@ -763,7 +820,7 @@ def _what_was_run(setting: Setting, results: Mapping[str, Mapping[int, Result]],
     lines = [
         f"A novice of 400,000 parameters plays generated ALFWorld rooms of size `{world['room_size']}`, "
         f"{world['max_env_steps']} steps at most. An update is {setting.tasks} tasks x {setting.rollouts} episodes, learning rate "
-        f"{setting.learning_rate:g}, no KL term; {setting.updates} updates. Every {EVALUATE_EVERY} updates it plays {setting.panel} "
+        f"{setting.learning_rate:g} ({setting.schedule}), no KL term; {setting.updates} updates. Every {EVALUATE_EVERY} updates it plays {setting.panel} "
         "tasks of rooms that training never saw, without a skill, at temperature 1.0 (as it trains) and 0.4.",
         "The novice (`benchmarks/novice.py`) is the shipped tiny policy, trained on by imitation, analyses among what it imitates. It searches in no order and often has a wrong idea of what the goal asks for: another place, another treatment. It does what a "
         "skill says about places and order, right or wrong. So everything a skill tells can be learned from reward too, only later: a world "
@@ -1050,6 +1107,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     shared.add_argument("--rollouts", type=int, default=defaults.rollouts, help="episodes a task")
     shared.add_argument("--panel", type=int, default=defaults.panel, help="held-out tasks of a rating")
     shared.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
+    shared.add_argument("--schedule", choices=("linear", "constant", "cosine"), default=defaults.schedule)
     first = commands.add_parser("prepare", parents=[shared], help="make and measure the start policy")
     first.add_argument("--episodes", type=int, default=256, help="episodes for each kind of skill")
     first.add_argument("--start-steps", type=int, default=2500, help="optimizer steps of the novice's training")
@@ -1061,7 +1119,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     one.add_argument("arm", choices=ARMS)
     one.add_argument("seed", type=int)
     last = commands.add_parser("report", parents=[shared], help="write the page from the runs that are there")
-    last.add_argument("--page", type=Path, default=ROOT / "docs" / "does-it-help.md")
+    last.add_argument("--page", type=Path, default=PAGE)
     commands.add_parser("arms", help="list the arms")
     return parser.parse_args(argv)
 
@@ -1079,7 +1137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prepare(args.output, args.start, setting, args.episodes, args.start_steps)
             return 0
         if args.command == "report":
-            report(args.output, args.page)
+            report(args.output, args.page, SUMMARY if args.page == PAGE else None)
             print(args.page)
             return 0
         if not (start / "model.safetensors").is_file():

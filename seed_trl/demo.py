@@ -341,10 +341,17 @@ def comparison(grpo: Sequence[EvaluationResult], seed: Sequence[EvaluationResult
     return (
         f"SEED minus GRPO: {' and '.join(parts)}, over the tasks of the panel. This is one training run of each. The "
         "interval says how the two trained policies differ; it leaves out how much another seed would change either, "
-        "which on a policy of this size is more than the two methods were seen to differ by. It shows that the chain "
-        "runs and learns, and nothing about which method is better: for that take five seeds at least, and the "
-        "controls (a skill of another task, no skill)."
+        "which on a policy of this size is more than these two differ by. It shows that the chain runs and learns, and "
+        "nothing about which method is better: for that take five seeds at least, and the controls (a skill of another "
+        "task, no skill)."
     )
+
+
+def measured_over_seeds() -> str:
+    """What `benchmarks/learning.py` found with them, as docs/does-it-help.md has it."""
+    from .assets import learning_summary
+
+    return f"## Over several seeds, with controls\n\n{learning_summary()} The whole of it: docs/does-it-help.md in the repository."
 
 
 def _report(phases: Phases, results: Mapping[str, Sequence[EvaluationResult]], seed: int) -> Path:
@@ -365,6 +372,7 @@ def _report(phases: Phases, results: Mapping[str, Sequence[EvaluationResult]], s
         stage_one,
         "## What this shows\n\n" + comparison(results["grpo"], results["seed"]),
         f"Both trainings start from the same weights, with seed {seed} and recipes that differ in `algorithm` alone.",
+        measured_over_seeds(),
         f"Seconds: {clock}.",
     ]
     evaluations = [evaluation for of_policy in results.values() for evaluation in of_policy]

@@ -66,6 +66,8 @@ class SEEDConfig(GRPOConfig):
             all processes, or (`"micro_batch"`, as released) of each micro-batch.
         teacher (`str`, defaults to `"rollout"`): weights that score under the skill: those that sampled, once per
             generation batch, or (`"live"`, as in the paper) the current ones.
+        teacher_sync_steps (`int`, defaults to `1`): refresh the teacher's weights every this many generation batches. Over 1
+            the teacher lags behind the policy, which then cannot pull it along; larger than the run, it stays the start.
 
         > Parameters that control the advantages
 
@@ -164,6 +166,9 @@ class SEEDConfig(GRPOConfig):
     opd_tokens: str = field(default="all", metadata={"help": "Tokens with a term: 'all', 'positive' or 'action'."})
     opd_rows: str = field(default="all", metadata={"help": "Rows with a term: 'all', or of a 'success' only."})
     opd_polarity: bool = field(default=False, metadata={"help": "Gate 1 - g on the rows of failed trajectories."})
+    teacher_sync_steps: int = field(
+        default=1, metadata={"help": "Refresh the teacher's weights every this many generation batches."}
+    )
     opd_normalization: str = field(
         default="global", metadata={"help": "Count active tokens over the optimizer step ('global') or 'micro_batch'."}
     )
@@ -320,7 +325,13 @@ class SEEDConfig(GRPOConfig):
         for name in ("opd_weight", "opd_beta", "advantage_eps"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        for name in ("analyzer_sync_steps", "analyzer_max_tokens", "eval_rounds", "rollout_batch_size"):
+        for name in (
+            "analyzer_sync_steps",
+            "teacher_sync_steps",
+            "analyzer_max_tokens",
+            "eval_rounds",
+            "rollout_batch_size",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.max_tokens_per_forward is not None and self.max_tokens_per_forward < 1:
@@ -329,6 +340,8 @@ class SEEDConfig(GRPOConfig):
             raise ValueError(f"vllm_sync_check_steps must be at least 0, got {self.vllm_sync_check_steps}")
         if self.vllm_request_timeout <= 0:
             raise ValueError(f"vllm_request_timeout must be over 0 seconds, got {self.vllm_request_timeout}")
+        if self.teacher_sync_steps > 1:
+            self._check_stale_teacher()
         if self.teacher_backend == "vllm":
             self._check_server_teacher()
         if self.analyzer_max_context <= self.analyzer_max_tokens:
@@ -352,6 +365,14 @@ class SEEDConfig(GRPOConfig):
                 f"opd_scope {self.opd_scope!r} sums shifts, which opd_variant {self.opd_variant!r} does not read; for a "
                 "term on actions alone set opd_tokens: action"
             )
+
+    def _check_stale_teacher(self) -> None:
+        for name, needed in (("teacher", "rollout"), ("teacher_backend", "local")):
+            if (value := getattr(self, name)) != needed:
+                raise ValueError(
+                    f"teacher_sync_steps {self.teacher_sync_steps} scores with weights kept here, which needs {name}: {needed} "
+                    f"(here {value!r})"
+                )
 
     def _check_server_teacher(self) -> None:
         for name, needed in (

@@ -185,7 +185,8 @@ class SEEDTrainer(GRPOTrainer):
         )
         check_images(self.benchmark, self.policy, self.rollout_settings)
         self.analyzer = analyzer if analyzer is not None else self._make_analyzer()
-        self._analyzer_copy = AnalyzerCopy(self) if self._needs_analyzer_copy() else None
+        self._analyzer_copy = WeightsCopy(self, args.analyzer_sync_steps) if self._needs_analyzer_copy() else None
+        self._teacher_copy = WeightsCopy(self, args.teacher_sync_steps) if self._needs_teacher_copy() else None
 
         self._filler_vision: VisionInputs | None = None  # of rows that stand in where all others have images
         self._without_skills = False  # the last batch had none
@@ -263,6 +264,16 @@ class SEEDTrainer(GRPOTrainer):
             raise ValueError(
                 f"analyzer_sync_steps={self.args.analyzer_sync_steps} keeps a second set of weights, which works with "
                 "Transformers rollouts without DeepSpeed or FSDP; set it to 1"
+            )
+        return True
+
+    def _needs_teacher_copy(self) -> bool:
+        if self.args.teacher_sync_steps == 1 or self.args.algorithm == "grpo":
+            return False
+        if self.is_deepspeed_enabled or self.is_fsdp_enabled:
+            raise ValueError(
+                f"teacher_sync_steps={self.args.teacher_sync_steps} keeps a second set of weights, which works without "
+                "DeepSpeed or FSDP; set it to 1"
             )
         return True
 
@@ -549,7 +560,9 @@ class SEEDTrainer(GRPOTrainer):
             for row, values in zip(skilled, scores, strict=True):
                 row.teacher_logps = torch.tensor(values, dtype=torch.float32)
             return
-        for row, logps in zip(skilled, self._logps_of(self.model, skilled, teacher_prompts=True), strict=True):
+        with self._teacher_copy.in_place() if self._teacher_copy is not None else nullcontext():
+            scores = self._logps_of(self.model, skilled, teacher_prompts=True)
+        for row, logps in zip(skilled, scores, strict=True):
             row.teacher_logps = logps
 
     def _logps_of(self, model, rows: list[TrainRow], teacher_prompts: bool = False) -> list[Tensor]:
@@ -967,6 +980,8 @@ class SEEDTrainer(GRPOTrainer):
             state["tokens"] = self._step_tokens
         if self._analyzer_copy is not None:
             state["analyzer"] = self._analyzer_copy.state_dict()
+        if self._teacher_copy is not None:
+            state["teacher"] = self._teacher_copy.state_dict()
         torch.save(state, folder / STATE_FILE.format(rank=self.accelerator.process_index))
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
@@ -990,17 +1005,20 @@ class SEEDTrainer(GRPOTrainer):
             self._filler_vision = self.chat.vision if shown else None
         if self._analyzer_copy is not None and "analyzer" in state:
             self._analyzer_copy.load_state_dict(state["analyzer"])
+        if self._teacher_copy is not None and "teacher" in state:
+            self._teacher_copy.load_state_dict(state["teacher"])
 
 
-class AnalyzerCopy:
-    """The analyzer's own weights when `analyzer_sync_steps` is over 1, refreshed every that many generation batches.
+class WeightsCopy:
+    """The analyzer's or the teacher's own weights, refreshed from the policy's every `sync_steps` generation batches.
 
     Only trained parameters are kept (an adapter's alone under LoRA), on the CPU, and exchanged with the live ones for
-    the time of an analysis.
+    the time of an analysis or a scoring.
     """
 
-    def __init__(self, trainer: SEEDTrainer):
+    def __init__(self, trainer: SEEDTrainer, sync_steps: int):
         self._trainer = trainer
+        self._sync_steps = sync_steps
         self._weights: dict[str, Tensor] | None = None
         self._uses = 0
 
@@ -1010,8 +1028,8 @@ class AnalyzerCopy:
 
     @contextmanager
     def in_place(self):
-        """The analyzer's weights stand in for the policy's inside this context."""
-        if self._uses % self._trainer.args.analyzer_sync_steps == 0:
+        """These weights stand in for the policy's inside this context."""
+        if self._uses % self._sync_steps == 0:
             self._weights = {name: value.cpu().clone() for name, value in self._trained().items()}
         self._uses += 1
         live = {name: value.clone() for name, value in self._trained().items()}

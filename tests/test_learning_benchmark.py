@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -279,6 +280,20 @@ def test_the_page_holds_what_the_files_say(learning, runs):
     # means are weighed by counts: (10 * 0 + 20 * 0.5 + 30 * 1 + 40 * 1.5 + 50 * 2) / 150
     assert "| grpo | action | 150 | +1.3333 | 1.0000 | 0.500 |" in page
     assert "| seed-0.1 | 10 | 1,002 | 0 | 500 |" in page
+
+
+def test_what_is_quoted_are_the_pages_figures(learning, runs):
+    text = learning.summary_text(learning.read_results(runs))
+    assert "over 5 seeds" in text and "`seed-0.1` +15.2 (" in text and "`seed-0.1` is +15.4 (" in text
+    assert "after 2.5 of 10 updates (2.4 to 2.5)." in text
+
+
+def test_the_readme_and_the_demo_quote_the_page(learning):
+    summary = learning.SUMMARY.read_text("utf-8").strip()
+    assert summary in (learning.ROOT / "README.md").read_text("utf-8").replace("\n", " ")
+    page = learning.PAGE.read_text("utf-8")
+    for number in re.findall(r"[+-]\d+\.\d", summary):
+        assert number in page
 
 
 def test_the_report_writes_page_figure_and_every_point_with_its_file(learning, runs, tmp_path):

@@ -454,6 +454,30 @@ def test_a_stale_analyzer_keeps_its_weights_for_k_batches(model_dir, tokenizer, 
     assert torch.equal(seen[2], live[2])
 
 
+def test_a_stale_teacher_scores_with_weights_of_every_nth_batch(model_dir, tokenizer, tmp_path):
+    trainer = make_trainer(
+        model_dir, tokenizer, tmp_path, skill_source="rule", teacher_sync_steps=2, max_steps=3, opd_weight=1.0
+    )
+    scored, live = [], []
+    original, score = trainer._logps_of, trainer._score
+
+    def note_weights(model, rows, teacher_prompts=False):
+        if teacher_prompts:
+            scored.append(parameters(trainer).clone())
+        return original(model, rows, teacher_prompts)
+
+    def note_live(rows):
+        live.append(parameters(trainer).clone())
+        score(rows)
+        assert torch.equal(live[-1], parameters(trainer)), "the live weights are back after the scoring"
+
+    trainer._logps_of, trainer._score = note_weights, note_live
+    trainer.train()
+    assert torch.equal(scored[0], live[0])
+    assert torch.equal(scored[1], live[0]) and not torch.equal(live[1], live[0])
+    assert torch.equal(scored[2], live[2])
+
+
 def test_fixed_skills_come_from_a_file(model_dir, tokenizer, tmp_path):
     path = tmp_path / "skills.json"
     path.write_text('{"odd": "look in the drawer before the desk"}')
@@ -526,6 +550,8 @@ def test_only_a_whole_checkpoint_is_found(model_dir, tokenizer, tmp_path):
         ({"scale_rewards": "batch"}, "scale_rewards must be"),
         ({"skill_source": "file"}, "set skill_file"),
         ({"opd_variant": "k4"}, "opd_variant must be one of"),
+        ({"teacher_sync_steps": 0}, "teacher_sync_steps must be at least 1"),
+        ({"teacher_sync_steps": 5, "teacher": "live"}, "needs teacher: rollout"),
         ({"skill_source": "mine"}, "file, endpoint, sibling, shuffled, none; got 'mine'"),
     ],
 )

@@ -20,4 +20,9 @@ def tiny_policy_path() -> Path:
     return folder
 
 
-__all__ = ["tiny_policy_path"]
+def learning_summary() -> str:
+    """What was measured of the method over several seeds, in a paragraph; written by `benchmarks/learning.py report`."""
+    return (Path(__file__).parent / "does_it_help.txt").read_text(encoding="utf-8").strip()
+
+
+__all__ = ["learning_summary", "tiny_policy_path"]
