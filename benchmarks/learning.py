@@ -244,12 +244,19 @@ def reached(curve: Curve, level: float) -> float:
 
 @dataclass(frozen=True)
 class Speed:
-    """Updates to GRPO's final level: of the mean curves, and the 95 % interval over resampled seeds."""
+    """Updates to GRPO's final level: of the mean curves, and the 95 % interval over resampled seeds.
+
+    `share` and its interval: the same over the updates that GRPO's own mean curve takes to that level, which may be fewer
+    than it was given.
+    """
 
     updates: float
     low: float
     high: float
     seeds: int
+    share: float = math.inf
+    share_low: float = 0.0
+    share_high: float = math.inf
 
 
 def updates_to_level(curves: Mapping[int, Curve], baseline: Mapping[int, Curve], seed: int = 0) -> Speed | None:
@@ -263,20 +270,24 @@ def updates_to_level(curves: Mapping[int, Curve], baseline: Mapping[int, Curve],
     if not seeds:
         return None
 
-    def of(chosen: Sequence[int]) -> float:
+    def of(chosen: Sequence[int]) -> tuple[float, float]:
         theirs = mean_curve(baseline[s] for s in chosen)
-        if final(theirs) <= theirs[min(theirs)]:
-            return math.inf
-        return reached(mean_curve(curves[s] for s in chosen), final(theirs))
+        level = final(theirs)
+        if level <= theirs[min(theirs)]:
+            return math.inf, math.inf
+        ours = reached(mean_curve(curves[s] for s in chosen), level)
+        return ours, ours / reached(theirs, level)
 
     whole = mean_curve(baseline[s] for s in seeds)
     if final(whole) <= whole[min(whole)]:
         return None
+    updates, share = of(seeds)
     if len(seeds) < 2:
-        return Speed(of(seeds), 0.0, math.inf, 1)
+        return Speed(updates, 0.0, math.inf, 1, share)
     rng = random.Random(seed)
-    found = sorted(of(rng.choices(seeds, k=len(seeds))) for _ in range(RESAMPLES // 10))
-    return Speed(of(seeds), *percentiles(found), len(seeds))
+    found = [of(rng.choices(seeds, k=len(seeds))) for _ in range(RESAMPLES // 10)]
+    intervals = [percentiles(sorted(values)) for values in zip(*found)]
+    return Speed(updates, *intervals[0], len(seeds), share, *intervals[1])
 
 
 # ---------------------------------------------------------------------------------------------------------- diagnostics
@@ -872,10 +883,10 @@ def _success_table(results: Mapping[str, Mapping[int, Result]]) -> str:
 def _difference_table(results: Mapping[str, Mapping[int, Result]]) -> str:
     table = [
         "Area minus GRPO's, in points, seed by seed: mean, 95 % t interval, 95 % bootstrap interval. Then the same against the arm's own "
-        "control. Last: updates until the arm's mean curve at temperature 1.0 is where GRPO's ends (95 % over resampled seeds), - where GRPO "
-        "did not rise.\n",
-        "| arm | area, T 1.0 | area, T 0.4 | own control, area T 1.0 | updates to GRPO's final level |",
-        "|---|---|---|---|---|",
+        "control. Last: updates until the arm's mean curve at temperature 1.0 is where GRPO's ends (95 % over resampled seeds), and their "
+        "share of the updates that GRPO's own mean curve takes to be there; - where GRPO did not rise.\n",
+        "| arm | area, T 1.0 | area, T 0.4 | own control, area T 1.0 | updates to GRPO's final level | of GRPO's own |",
+        "|---|---|---|---|---|---|",
     ]
     baseline = results.get(BASELINE, {})
     for arm, of_arm in results.items():
@@ -885,7 +896,8 @@ def _difference_table(results: Mapping[str, Mapping[int, Result]]) -> str:
             cells.append("-" if arm == BASELINE else _estimate(difference))
         control = results.get(ARMS[arm].control or "", {})
         cells.append(_estimate(paired(areas_of(of_arm, 1.0), areas_of(control, 1.0))))
-        cells.append(_speed(updates_to_level(curves_of(of_arm, 1.0), curves_of(baseline, 1.0))))
+        speed = updates_to_level(curves_of(of_arm, 1.0), curves_of(baseline, 1.0))
+        cells += [_speed(speed), _share(speed)]
         table.append(f"| {arm} | {' | '.join(cells)} |")
     return "\n".join(table)
 
@@ -907,13 +919,13 @@ def _reading(results: Mapping[str, Mapping[int, Result]], setting: Setting) -> s
         if own is not None and own.seeds >= 5 and own.excludes_zero and own.mean > 0:
             skill.append(arm)
         speed = updates_to_level(curves_of(of_arm, 1.0), curves_of(baseline, 1.0))
-        if speed is not None and speed.updates <= 0.6 * setting.updates and speed.high < setting.updates:
+        if speed is not None and speed.share <= 0.6 and speed.share_high < 1:
             fast.append(arm)
     lines = [
         f"- Ahead of GRPO in area at temperature 1.0, both intervals excluding 0: {_names(ahead)}.",
         f"- Behind it likewise: {_names(behind)}.",
         f"- Ahead of its own shuffled-skill control likewise, which says that the skill's content helps: {_names(skill)}.",
-        f"- At GRPO's final level within 60 % of the updates, the interval excluding 100 %: {_names(fast)}.",
+        f"- At GRPO's final level within 60 % of the updates that GRPO takes to it, the interval excluding 100 %: {_names(fast)}.",
     ]
     best = [arm for arm in results if arm in ahead and arm in skill and arm in fast]
     if best:
@@ -1015,6 +1027,15 @@ def _speed(found: Speed | None) -> str:
     if found is None:
         return "-"
     told = [f"{value:.1f}" if math.isfinite(value) else "never" for value in (found.updates, found.low, found.high)]
+    return told[0] if found.seeds < 2 else f"{told[0]} [{told[1]}, {told[2]}]"
+
+
+def _share(found: Speed | None) -> str:
+    if found is None:
+        return "-"
+    told = [
+        f"{100 * v:.0f} %" if math.isfinite(v) else "never" for v in (found.share, found.share_low, found.share_high)
+    ]
     return told[0] if found.seeds < 2 else f"{told[0]} [{told[1]}, {told[2]}]"
 
 

@@ -97,6 +97,8 @@ def test_updates_to_level_compares_mean_curves(learning):
     twice = {seed: {0: c[0], 10: 0.6, 20: 0.7} for seed, c in baseline.items()}  # mean 0.2 0.6 0.7
     speed = learning.updates_to_level(twice, baseline)
     assert speed.updates == pytest.approx(5) and speed.seeds == 2
+    assert speed.share == pytest.approx(5 / 15)  # the baseline itself is there at 15 of its 20 updates
+    assert learning.updates_to_level(baseline, baseline).share_high == 1
     # resampled: seed 0 alone goes 0.1 -> 0.6, seed 1 alone 0.3 -> 0.6, and the level is 0.4 in all
     assert (speed.low, speed.high) == pytest.approx((10 / 3, 6))
     flat = {seed: {0: 0.1, 10: 0.1, 20: 0.1} for seed in (0, 1)}
@@ -271,8 +273,8 @@ def test_the_page_holds_what_the_files_say(learning, runs):
     line = next(line for line in page.splitlines() if line.startswith("| seed-0.1 | +15.2"))
     assert "| +15.4 [" in line, "its own control is 0.2 points under GRPO"
     # GRPO ends at 0.35, half-way between its updates 5 and 10; the other is there at half of its first five updates
-    assert line.endswith("| 2.5 [2.4, 2.5] |")
-    assert "| grpo | - | - | - | 7.5 [7.5, 7.5] |" in page
+    assert line.endswith("| 2.5 [2.4, 2.5] | 33 % [33 %, 33 %] |")
+    assert "| grpo | - | - | - | 7.5 [7.5, 7.5] | 100 % [100 %, 100 %] |" in page
     assert "excluding 0: seed-0.1." in page
     assert "content helps: seed-0.1." in page
     assert "the interval excluding 100 %: seed-0.1." in page
@@ -285,7 +287,7 @@ def test_the_page_holds_what_the_files_say(learning, runs):
 def test_what_is_quoted_are_the_pages_figures(learning, runs):
     text = learning.summary_text(learning.read_results(runs))
     assert "over 5 seeds" in text and "`seed-0.1` +15.2 (" in text and "`seed-0.1` is +15.4 (" in text
-    assert "after 2.5 of 10 updates (2.4 to 2.5)." in text
+    assert "after 33 % [33 %, 33 %] of the updates that GRPO takes to be there." in text
 
 
 def test_the_readme_and_the_demo_quote_the_page(learning):
