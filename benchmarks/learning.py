@@ -759,11 +759,7 @@ def summary_text(results: Mapping[str, Mapping[int, Result]]) -> str:
     if own is not None and own.seeds > 1:
         text += f" Against its own control, skills of other tasks, `{best}` is {_difference(own)}"
         if speed is not None and math.isfinite(speed.updates):
-            updates = max(next(iter(baseline.values())).curves["1"])
-            high = f"{speed.high:.1f}" if math.isfinite(speed.high) else "never"
-            text += (
-                f"; it is where GRPO ends after {speed.updates:.1f} of {updates} updates ({speed.low:.1f} to {high})"
-            )
+            text += f"; it is where GRPO ends after {_share(speed)} of the updates that GRPO takes to be there"
         text += "."
     return text
 
