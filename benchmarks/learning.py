@@ -54,9 +54,12 @@ class Arm:
 
 
 def _seed(weight: float, **options: Any) -> dict[str, Any]:
-    return {"algorithm": "seed", "opd_weight": weight, "skill_source": "rule", **options}
+    return {"algorithm": "seed", "opd_weight": weight, "skill_source": "rule"} | options
 
 
+# what is to be done with the object and nothing about places: an episode's places are of no use in the next room
+ORDER_SKILLS = "order-skills.json"
+_ORDER = {"skill_source": "file", "skill_file": ORDER_SKILLS}
 _DECAY = {"opd_weight_decay_steps": 15}
 _FIXED = {"teacher_sync_steps": 1000}
 _SHUFFLED = {"skill_assignment": "shuffled"}
@@ -86,6 +89,11 @@ ARMS: dict[str, Arm] = {
     "step-0.1": Arm(_seed(0.1, **_STEP), "unit", "step-0.1-shuffled"),
     "step-0.1-shuffled": Arm(_seed(0.1, **_STEP, **_SHUFFLED), "unit"),
     "step-0.1-policy": Arm(_seed(0.1, **_STEP, skill_source="policy"), "unit", "step-0.1-shuffled"),
+    "step-0.1-order": Arm(_seed(0.1, **_STEP, **_ORDER), "what it says", "step-0.1-order-shuffled"),
+    "step-0.1-order-shuffled": Arm(_seed(0.1, **_STEP, **_ORDER, **_SHUFFLED), "what it says"),
+    "step-0.3-order": Arm(_seed(0.3, **_STEP, **_ORDER), "what it says"),
+    "signed-0.1-order": Arm(_seed(0.1, opd_variant="signed", **_ORDER), "what it says"),
+    "seed-0.1-order": Arm(_seed(0.1, **_ORDER), "what it says"),
     "step-0.5": Arm(_seed(0.5, **_STEP), "unit", "step-0.5-shuffled"),
     "step-0.5-shuffled": Arm(_seed(0.5, **_STEP, **_SHUFFLED), "unit"),
     "step-credit-1": Arm(_seed(1.0, opd_variant="credit", opd_scope="step"), "unit"),
@@ -418,6 +426,17 @@ def inputs_of(setting: Setting, arm: str, seed: int, start: Path) -> dict[str, A
     return {"recipe": "demo/seed", "line": setting.line(arm, seed), "start": weights_digest(start)}
 
 
+def write_order_skills(output: Path, setting: Setting) -> Path:
+    """For every training task the skill that says what is to be done with the object and nothing about places."""
+    from seed_trl.envs import load_benchmark
+    from seed_trl.tiny import parse_goal, plan_skill
+
+    tasks = load_benchmark("alfworld", **setting.benchmark_options).tasks("train")
+    skills = {task.id: plan_skill(parse_goal(task.goal)) for task in tasks}
+    write_atomic(output / ORDER_SKILLS, json.dumps(skills, indent=0) + "\n")
+    return output / ORDER_SKILLS
+
+
 def run_one(arm: str, seed: int, setting: Setting, start: Path, output: Path) -> Path:
     """Train once and write the two files; the JSON last, so that it is there when all is."""
     from seed_trl._versions import installed_versions
@@ -427,9 +446,12 @@ def run_one(arm: str, seed: int, setting: Setting, start: Path, output: Path) ->
     quiet_libraries()
     path, table = run_files(output, arm, seed)
     work = output / arm / f"seed-{seed}"
+    line = setting.line(arm, seed)
+    if ORDER_SKILLS in line:
+        line[line.index(ORDER_SKILLS)] = str(write_order_skills(output, setting))
     benchmark, args, _ = parse_arguments(
         ["--config", "demo/seed", "--model_name_or_path", str(start), "--output_dir", str(work)]
-        + [*setting.line(arm, seed), "--save_strategy", "no", "--eval_strategy", "steps", "--eval_on_start", "true"]
+        + [*line, "--save_strategy", "no", "--eval_strategy", "steps", "--eval_on_start", "true"]
         + ["--eval_steps", str(EVALUATE_EVERY), "--use_cpu", "true", "--disable_tqdm", "true"]
     )
     started = time.perf_counter()
