@@ -1,8 +1,9 @@
 """Does hindsight distillation help, and is it the skill that helps? Learning curves over arms and seeds, with controls.
 
-    python benchmarks/learning.py prepare                       the start policy, and what skills are worth to it
+    python benchmarks/learning.py prepare                       what skills are worth to the start policy
     python benchmarks/learning.py run --seeds 0 1 2 3 4 --jobs 2
-    python benchmarks/learning.py report                        docs/does-it-help.md, its figure and its table of curves
+    python benchmarks/learning.py report                        a page, its figures and its table of curves from them
+    python benchmarks/learning.py report --output benchmarks/results/learning                 docs/does-it-help.md
     python benchmarks/learning.py arms                          what there is to run
 
 A run is one arm and one seed: a training of the tiny policy in generated ALFWorld rooms, 8 tasks x 4 episodes an update, rated every
@@ -33,6 +34,7 @@ from typing import Any
 from seed_trl._files import atomic_path, write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "learning"  # the runs that the page is made of
 PAGE = ROOT / "docs" / "does-it-help.md"
 SUMMARY = ROOT / "seed_trl" / "assets" / "does_it_help.txt"  # quoted by the demo's report and by the README
 TEMPERATURES = (1.0, 0.4)
@@ -604,16 +606,28 @@ def _outcome(code: int, arm: str, seed: int, seconds: float, output: Path) -> st
 # -------------------------------------------------------------------------------------------------------------- prepare
 
 
-def prepare(output: Path, start: Path | None, setting: Setting, episodes: int, steps: int) -> None:
-    """The policy all runs start from, a novice (`novice.py`), and what skills are worth to it."""
-    folder = start or output / "start"
-    if not (folder / "model.safetensors").is_file():
+def prepare(output: Path, start: Path | None, setting: Setting, episodes: int, retrain: bool, steps: int) -> None:
+    """What skills are worth to the start policy; with `retrain` the policy first, into OUTPUT/start."""
+    if retrain:
         threads = os.environ.get("OMP_NUM_THREADS", "2")
-        script = [sys.executable, str(Path(__file__).parent / "novice.py"), "--output", str(folder)]
+        script = [sys.executable, str(Path(__file__).parent / "novice.py"), "--output", str(output / "start")]
         _call([*script, "--steps", str(steps), "--threads", threads])
+    folder = start_folder(output, start)
     rows = worth_of_skills(folder, setting, episodes)
     record = {"start": weights_digest(folder), "world": setting.world, "episodes": episodes, "results": rows}
     write_atomic(output / "start.json", json.dumps(record, indent=1) + "\n")
+
+
+def start_folder(output: Path, start: Path | None) -> Path:
+    """The policy to start from: the one named, else OUTPUT/start, else the novice that is in the repository.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for folder in [start] if start is not None else [output / "start", RESULTS / "start"]:
+        if (folder / "model.safetensors").is_file():
+            return folder
+    raise ValueError(f"no start policy in {folder}; make one with: python benchmarks/learning.py prepare --retrain")
 
 
 def _call(command: Sequence[str]) -> None:
@@ -821,7 +835,8 @@ def page_text(results: Mapping[str, Mapping[int, Result]], start: Mapping[str, A
         "## Reading\n\n" + _reading(results, setting),
         "## Where the shift is\n\n" + _class_table(results) + "\n\n" + _kind_table(results),
         "## Cost\n\n" + _cost_table(results),
-        f"## Do it again\n\n    python benchmarks/learning.py prepare\n    python benchmarks/learning.py run {_options(setting)}--seeds "
+        f"## Do it again\n\nThe files of the runs and the start policy are in `benchmarks/results/learning`; `prepare --retrain` makes the policy anew.\n\n"
+        f"    python benchmarks/learning.py prepare\n    python benchmarks/learning.py run {_options(setting)}--seeds "
         f"{' '.join(map(str, seeds))} --arms {' '.join(results)}\n    python benchmarks/learning.py report",
     ]
     return "\n\n".join(parts) + "\n"
@@ -1127,7 +1142,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True, metavar="prepare|run|report|arms")
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--output", type=Path, default=Path("runs/learning"), help="folder of the runs")
-    shared.add_argument("--start", type=Path, help="policy to start from; default OUTPUT/start, which prepare makes")
+    shared.add_argument(
+        "--start", type=Path, help="policy to start from; default OUTPUT/start, else the novice in the repository"
+    )
     defaults = Setting()
     shared.add_argument("--world", choices=WORLDS, default=defaults.world)
     shared.add_argument("--updates", type=int, default=defaults.updates)
@@ -1136,8 +1153,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     shared.add_argument("--panel", type=int, default=defaults.panel, help="held-out tasks of a rating")
     shared.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
     shared.add_argument("--schedule", choices=("linear", "constant", "cosine"), default=defaults.schedule)
-    first = commands.add_parser("prepare", parents=[shared], help="make and measure the start policy")
+    first = commands.add_parser("prepare", parents=[shared], help="what skills are worth to the start policy")
     first.add_argument("--episodes", type=int, default=256, help="episodes for each kind of skill")
+    first.add_argument("--retrain", action="store_true", help="train the novice anew, into OUTPUT/start")
     first.add_argument("--start-steps", type=int, default=2500, help="optimizer steps of the novice's training")
     many = commands.add_parser("run", parents=[shared], help="do the runs that are missing")
     many.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), metavar="ARM")
@@ -1147,7 +1165,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     one.add_argument("arm", choices=ARMS)
     one.add_argument("seed", type=int)
     last = commands.add_parser("report", parents=[shared], help="write the page from the runs that are there")
-    last.add_argument("--page", type=Path, default=PAGE)
+    last.add_argument(
+        "--page", type=Path, help="default OUTPUT/does-it-help.md; of the runs in the repository, the page in docs"
+    )
     commands.add_parser("arms", help="list the arms")
     return parser.parse_args(argv)
 
@@ -1159,17 +1179,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{name:20s} {' '.join(f'--{key} {value}' for key, value in arm.options.items())}")
         return 0
     setting = Setting(**{name: getattr(args, name) for name in vars(Setting())})
-    start = args.start or args.output / "start"
     try:
         if args.command == "prepare":
-            prepare(args.output, args.start, setting, args.episodes, args.start_steps)
+            prepare(args.output, args.start, setting, args.episodes, args.retrain, args.start_steps)
             return 0
         if args.command == "report":
-            report(args.output, args.page, SUMMARY if args.page == PAGE else None)
-            print(args.page)
+            ours = args.output.resolve() == RESULTS
+            page = args.page or (PAGE if ours else args.output / PAGE.name)
+            report(args.output, page, SUMMARY if page == PAGE else None)
+            print(page)
             return 0
-        if not (start / "model.safetensors").is_file():
-            raise ValueError(f"no start policy in {start}; make it with: python benchmarks/learning.py prepare")
+        start = start_folder(args.output, args.start)
         if args.command == "one":
             print(run_one(args.arm, args.seed, setting, start, args.output))
             return 0

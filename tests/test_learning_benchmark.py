@@ -298,6 +298,20 @@ def test_the_readme_and_the_demo_quote_the_page(learning):
         assert number in page
 
 
+def test_the_page_is_what_the_files_of_its_runs_say(learning):
+    results = learning.read_results(learning.RESULTS)
+    start = json.loads((learning.RESULTS / "start.json").read_text("utf-8"))
+    assert learning.PAGE.read_text("utf-8") == learning.page_text(results, start, learning.PAGE.stem)
+    assert learning.SUMMARY.read_text("utf-8") == learning.summary_text(results) + "\n"
+    digests = {
+        line.rsplit(",", 2)[1]: line.rsplit(",", 1)[1]
+        for line in learning.PAGE.with_suffix(".csv").read_text().splitlines()[1:]
+    }
+    assert digests == {run.file: run.digest for of_arm in results.values() for run in of_arm.values()}
+    used = {run.record["inputs"]["start"] for of_arm in results.values() for run in of_arm.values()} | {start["start"]}
+    assert used == {learning.weights_digest(learning.RESULTS / "start")}
+
+
 def test_the_report_writes_page_figure_and_every_point_with_its_file(learning, runs, tmp_path):
     page = tmp_path / "docs" / "page.md"
     learning.report(runs, page)
