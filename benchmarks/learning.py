@@ -93,8 +93,9 @@ ARMS: dict[str, Arm] = {
     "step-0.1-policy": Arm(_seed(0.1, **_STEP, skill_source="policy"), "unit", "step-0.1-shuffled"),
     "step-0.1-order": Arm(_seed(0.1, **_STEP, **_ORDER), "what it says", "step-0.1-order-shuffled"),
     "step-0.1-order-shuffled": Arm(_seed(0.1, **_STEP, **_ORDER, **_SHUFFLED), "what it says"),
-    "step-0.3-order": Arm(_seed(0.3, **_STEP, **_ORDER), "what it says"),
-    "signed-0.1-order": Arm(_seed(0.1, opd_variant="signed", **_ORDER), "what it says"),
+    "signed-0.3-order": Arm(_seed(0.3, opd_variant="signed", **_ORDER), "what it says", "signed-0.3-order-shuffled"),
+    "signed-0.3-order-shuffled": Arm(_seed(0.3, opd_variant="signed", **_ORDER, **_SHUFFLED), "what it says"),
+    "signed-1-order": Arm(_seed(1.0, opd_variant="signed", **_ORDER), "what it says"),
     "seed-0.1-order": Arm(_seed(0.1, **_ORDER), "what it says"),
     "step-0.5": Arm(_seed(0.5, **_STEP), "unit", "step-0.5-shuffled"),
     "step-0.5-shuffled": Arm(_seed(0.5, **_STEP, **_SHUFFLED), "unit"),
@@ -118,8 +119,8 @@ class Setting:
     tasks: int = 8
     rollouts: int = 4
     panel: int = 64
-    learning_rate: float = 4e-4
-    schedule: str = "linear"
+    learning_rate: float = 2e-4
+    schedule: str = "constant"
 
     @property
     def benchmark_options(self) -> dict[str, Any]:
