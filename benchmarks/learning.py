@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -810,7 +810,11 @@ def summary_text(results: Mapping[str, Mapping[int, Result]]) -> str:
         if speed is not None and math.isfinite(speed.updates):
             text += f"; it is where GRPO ends after {_share(speed)} of the updates that GRPO takes to be there"
         text += "."
-    return text
+    judged = verdict(results)
+    return (
+        f"{text} Of {len(results) - 1 - len(judged.few)} arms with five seeds, controls included, ahead of GRPO by both its intervals: "
+        f"{_names(judged.ahead)}; behind: {_names(judged.behind)}."
+    )
 
 
 def best_arm(results: Mapping[str, Mapping[int, Result]]) -> str:
@@ -856,8 +860,9 @@ def page_text(results: Mapping[str, Mapping[int, Result]], start: Mapping[str, A
         "## Success\n\n" + _success_table(results),
         f"## Against GRPO and against the own control\n\n![mean success minus GRPO's]({stem}-arms.png)\n\nHollow: controls, whose skills are "
         "of other tasks or do not count.\n\n" + _difference_table(results),
-        "## Reading\n\n" + _reading(results, setting),
+        "## Reading\n\n" + _reading(results),
         "## The teacher after training\n\n" + _teacher_table(results),
+        "## Why, and what is next\n\n" + _next_idea(results),
         "## Where the shift is\n\n" + _class_table(results) + "\n\n" + _kind_table(results),
         "## Cost\n\n" + _cost_table(results),
         f"## Do it again\n\nThe files of the runs and the start policy are in `benchmarks/results/learning`; `prepare --retrain` makes the policy anew.\n\n"
@@ -953,25 +958,41 @@ def _difference_table(results: Mapping[str, Mapping[int, Result]]) -> str:
     return "\n".join(table)
 
 
-def _reading(results: Mapping[str, Mapping[int, Result]], setting: Setting) -> str:
-    """What the numbers allow to say, by rule."""
-    baseline = results.get(BASELINE, {})
-    ahead, behind, skill, fast, few = [], [], [], [], []
+@dataclass
+class Verdict:
+    """Arms by what their numbers allow to say; `few` have too few seeds for anything."""
+
+    ahead: list[str] = field(default_factory=list)
+    behind: list[str] = field(default_factory=list)
+    skill: list[str] = field(default_factory=list)
+    fast: list[str] = field(default_factory=list)
+    few: list[str] = field(default_factory=list)
+
+
+def verdict(results: Mapping[str, Mapping[int, Result]]) -> Verdict:
+    baseline, found = results.get(BASELINE, {}), Verdict()
     for arm, of_arm in results.items():
         if arm == BASELINE:
             continue
         against = paired(areas_of(of_arm, 1.0), areas_of(baseline, 1.0))
         if against is None or against.seeds < 5:
-            few.append(arm)
+            found.few.append(arm)
             continue
         if against.excludes_zero:
-            (ahead if against.mean > 0 else behind).append(arm)
+            (found.ahead if against.mean > 0 else found.behind).append(arm)
         own = paired(areas_of(of_arm, 1.0), areas_of(results.get(ARMS[arm].control or "", {}), 1.0))
         if own is not None and own.seeds >= 5 and own.excludes_zero and own.mean > 0:
-            skill.append(arm)
+            found.skill.append(arm)
         speed = updates_to_level(curves_of(of_arm, 1.0), curves_of(baseline, 1.0))
         if speed is not None and speed.share <= 0.6 and speed.share_high < 1:
-            fast.append(arm)
+            found.fast.append(arm)
+    return found
+
+
+def _reading(results: Mapping[str, Mapping[int, Result]]) -> str:
+    """What the numbers allow to say, by rule."""
+    found = verdict(results)
+    ahead, behind, skill, fast, few = found.ahead, found.behind, found.skill, found.fast, found.few
     lines = [
         f"- Ahead of GRPO in area at temperature 1.0, both intervals excluding 0: {_names(ahead)}.",
         f"- Behind it likewise: {_names(behind)}.",
@@ -989,7 +1010,7 @@ def _reading(results: Mapping[str, Mapping[int, Result]], setting: Setting) -> s
     if few:
         lines.append(f"- Nothing is said of arms with fewer than five seeds beside GRPO: {_names(few)}.")
     lines.append(
-        f"- {len(results) - 1} arms are looked at at once: of arms that are no better, one in twenty would be outside such an interval by "
+        f"- {len(results) - 1 - len(few)} arms are judged at once: of arms that are no better, one in twenty would be outside such an interval by "
         "chance. Repeat with new seeds before believing one."
     )
     return "\n".join(lines)
@@ -1014,6 +1035,26 @@ def _teacher_table(results: Mapping[str, Mapping[int, Result]]) -> str:
     )
     return "\n".join(
         [notes, "| arm | runs | without | under hindsight | lead, points |", "|---|---|---|---|---|", *lines]
+    )
+
+
+def _next_idea(results: Mapping[str, Mapping[int, Result]], arm: str = "seed-0.01") -> str:
+    """What the diagnostics say about why, and what would be next; empty without the arm, which learns as GRPO does."""
+    ends = [run.record["at_the_end"] for run in results.get(BASELINE, {}).values() if "at_the_end" in run.record]
+    kinds = _pooled(results.get(arm, {}), "replies_by_kind")
+    whole = sum(kind["count"] * kind["shift_abs"] for kind in kinds.values())
+    if not ends or not whole:
+        return ""
+    search = sum(kind["count"] * kind["shift_abs"] for name, kind in kinds.items() if name.startswith("search"))
+    lead = statistics.mean(end["hindsight"] - end["none"] for end in ends)
+    vain = kinds["search, not found"]["shift"] if "search, not found" in kinds else math.nan
+    return (
+        f"Under `{arm}` {_percent(search / whole)} of all absolute shift is on replies that search a place, where the skill tells what is in this "
+        f"room; a search that finds nothing is shifted by {vain:+.2f}, though without the skill it was no worse than another. And after GRPO's "
+        f"training a skill is still worth {100 * lead:.0f} points. Both say the same: most of what hindsight adds here holds for one room, a "
+        "policy without the skill cannot have it, and a term that asks for it takes a part of every step. The next thing to try is a shift without "
+        "that part: of skills that say only what holds in every room (the arms named `order` are a first try), or the shift of a whole skill "
+        "less that of its places alone."
     )
 
 
