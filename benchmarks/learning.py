@@ -1176,7 +1176,7 @@ def draw(results: Mapping[str, Mapping[int, Result]], path: Path) -> None:
                 _plot(axis, arm, results[arm], temperature, color, "--" if arm.endswith("shuffled") else "-")
             axis.set_title(f"{group}, T {temperature:g}", fontsize=9)
             axis.grid(alpha=0.3)
-            axis.legend(frameon=False, fontsize=6.5, loc="upper left")
+            axis.legend(frameon=False, fontsize=6.5, loc="lower right")
             axis.set_xlabel("update", fontsize=8)
         row[0].set_ylabel("success on held-out rooms, %", fontsize=8)
     panels.tight_layout()
