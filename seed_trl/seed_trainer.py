@@ -1005,8 +1005,11 @@ class SEEDTrainer(GRPOTrainer):
             self._filler_vision = self.chat.vision if shown else None
         if self._analyzer_copy is not None and "analyzer" in state:
             self._analyzer_copy.load_state_dict(state["analyzer"])
-        if self._teacher_copy is not None and "teacher" in state:
-            self._teacher_copy.load_state_dict(state["teacher"])
+        if self._teacher_copy is not None:
+            if "teacher" in state:
+                self._teacher_copy.load_state_dict(state["teacher"])
+            else:
+                logger.warning("%s holds no teacher: under teacher_sync_steps it begins anew with these weights", path)
 
 
 class WeightsCopy:

@@ -276,7 +276,7 @@ def test_the_page_holds_what_the_files_say(learning, runs):
     assert line.endswith("| 2.5 [2.4, 2.5] | 33 % [33 %, 33 %] |")
     assert "| grpo | - | - | - | 7.5 [7.5, 7.5] | 100 % [100 %, 100 %] |" in page
     assert "excluding 0: seed-0.1." in page
-    assert "content helps: seed-0.1." in page
+    assert "those of other tasks: seed-0.1." in page
     assert "the interval excluding 100 %: seed-0.1." in page
     assert "fewer than five seeds beside GRPO: signed-0.1." in page
     # means are weighed by counts: (10 * 0 + 20 * 0.5 + 30 * 1 + 40 * 1.5 + 50 * 2) / 150
@@ -286,7 +286,7 @@ def test_the_page_holds_what_the_files_say(learning, runs):
 
 def test_what_is_quoted_are_the_pages_figures(learning, runs):
     text = learning.summary_text(learning.read_results(runs))
-    assert "over 5 seeds" in text and "`seed-0.1` +15.2 (" in text and "`seed-0.1` is +15.4 (" in text
+    assert "over 5 seeds" in text and "`seed-0.1` +15.2 (" in text and "is +15.4 (" in text
     assert "after 33 % [33 %, 33 %] of the updates that GRPO takes to be there." in text
 
 
@@ -435,5 +435,6 @@ def test_a_run_leaves_both_files(learning, tmp_path):
     assert learning.finished(path, learning.inputs_of(setting, "action-0.1-shuffled", 0, start))
     lines = path.with_suffix(".csv").read_text().splitlines()
     assert [line.split(",")[0] for line in lines] == ["update", "1", "2"]
+    assert set(record["at_the_end"]) == {"none", "hindsight"}
     counts = {name: found["count"] for name, found in record["tokens_by_class"].items()}
     assert counts["action"] > 0 and counts["format"] > 0 and record["tokens"]["teacher"] > 0
