@@ -815,7 +815,8 @@ def summary_text(results: Mapping[str, Mapping[int, Result]]) -> str:
         text += "."
     judged = verdict(results)
     return (
-        f"{text} Of {len(results) - 1 - len(judged.few)} arms with at least five seeds, controls included, ahead of GRPO by both its intervals: "
+        f"{text} An arm is named after its form (`seed` is the published one), its weight (published: 0.01) and what else differs: `order`, skills that say what to do "
+        f"and not where things are; `decay`, a weight that falls to 0. Of {len(results) - 1 - len(judged.few)} arms with at least five seeds, controls included, ahead of GRPO by both its intervals: "
         f"{_names(judged.ahead)}; behind: {_names(judged.behind)}."
     )
 
@@ -867,7 +868,7 @@ def page_text(results: Mapping[str, Mapping[int, Result]], start: Mapping[str, A
     parts += [
         f"## Learning curves\n\n![success by update]({stem}.png)\n\nMeans over seeds; in every panel: {_names([arm for arm in (BASELINE, *CONTROLS) if arm in results])}.",
         "## Success\n\n" + _success_table(results),
-        f"## Against GRPO and against the own control\n\n![mean success minus GRPO's]({stem}-arms.png)\n\nHollow: controls, whose skills are "
+        f"## Against GRPO and against the own control\n\n![mean success minus GRPO's]({stem}-arms.png)\n\nPoints without a line: fewer than three seeds. Hollow: controls, whose skills are "
         "of other tasks or do not count.\n\n" + _difference_table(results),
         "## Reading\n\n" + _reading(results),
         "## The teacher after training\n\n" + _teacher_table(results, start),
@@ -1239,7 +1240,7 @@ def draw_differences(results: Mapping[str, Mapping[int, Result]], path: Path) ->
             found = paired(areas_of(results[arm], temperature), areas_of(results.get(BASELINE, {}), temperature))
             if found is None:
                 continue
-            low, high = found.t if found.seeds > 1 else (found.mean, found.mean)
+            low, high = found.t if found.seeds > 2 else (found.mean, found.mean)
             axis.plot([100 * low, 100 * high], [row + shift] * 2, color=color, linewidth=1.4)
             fill = "white" if hollow else color
             axis.plot(100 * found.mean, row + shift, "o", color=color, markerfacecolor=fill, markersize=5)
