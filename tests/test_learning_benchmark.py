@@ -286,8 +286,9 @@ def test_the_page_holds_what_the_files_say(learning, runs):
 
 def test_what_is_quoted_are_the_pages_figures(learning, runs):
     text = learning.summary_text(learning.read_results(runs))
-    assert "over 5 seeds" in text and "`seed-0.1` +15.2 (" in text and "is +15.4 (" in text
-    assert "after 33 % [33 %, 33 %] of the updates that GRPO takes to be there." in text
+    assert "hindsight to matter: `seed-0.1` +15.2 (+15.0 to +15.4)." in text  # no control, nor an arm of one seed
+    assert "skills of other tasks: `seed-0.1` +15.4 (+15.0 to +15.8)." in text
+    assert "intervals: seed-0.1; behind: seed-0.1-shuffled." in text
 
 
 def test_the_readme_and_the_demo_quote_the_page(learning):
