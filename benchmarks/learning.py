@@ -859,7 +859,7 @@ def page_text(results: Mapping[str, Mapping[int, Result]], start: Mapping[str, A
         f"## Do it again\n\nThe files of the runs and the start policy are in `benchmarks/results/learning`; `prepare --retrain` makes the policy anew.\n\n"
         f"    python benchmarks/learning.py prepare\n    python benchmarks/learning.py run {_options(setting)}--seeds "
         f"{' '.join(map(str, seeds))} --arms {' '.join(results)}\n    python benchmarks/learning.py report\n\nThat writes a page into `runs/learning`; "
-        "`report --output benchmarks/results/learning` writes this one from its files.",
+        "`report --output benchmarks/results/learning` writes the page in docs from theirs.",
     ]
     return "\n\n".join(part for part in parts if not part.endswith("\n\n")) + "\n"
 
