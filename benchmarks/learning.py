@@ -354,6 +354,17 @@ class Sums:
         return {"count": self.count, **{name: round(value, 5) for name, value in means.items()}}
 
 
+def summed(parts: Iterable[Mapping[str, Sums]]) -> dict[str, Sums]:
+    """Class by class, over all parts."""
+    whole: dict[str, Sums] = {}
+    for part in parts:
+        for name, sums in part.items():
+            total = whole.setdefault(name, Sums())
+            for key, value in vars(sums).items():
+                setattr(total, key, getattr(total, key) + value)
+    return whole
+
+
 CLASSES = ("format", "thought", "action")
 
 
@@ -499,7 +510,7 @@ def run_one(arm: str, seed: int, setting: Setting, start: Path, output: Path) ->
             "updates": round(sum(entry["step_time"] for entry in updates), 2),
             "whole": round(time.perf_counter() - started, 2),
         },
-        "tokens_by_class": {name: sums.record() for name, sums in sorted(trainer.all_classes.items())},
+        "tokens_by_class": {name: sums.record() for name, sums in sorted(summed(trainer.by_update.values()).items())},
         "actions_by_kind": {name: sums.record() for name, sums in sorted(trainer.all_kinds.items())},
         "replies_by_kind": {name: sums.record() for name, sums in sorted(trainer.all_replies.items())},
     }
@@ -542,7 +553,6 @@ def _measuring_trainer():
             super().__init__(*args, **kwargs)
             self.teacher_tokens = 0
             self.by_update: dict[int, dict[str, Sums]] = {}
-            self.all_classes: dict[str, Sums] = {}
             self.all_kinds: dict[str, Sums] = {}
             self.all_replies: dict[str, Sums] = {}
 
@@ -564,7 +574,6 @@ def _measuring_trainer():
             decode, beta = (lambda token: self._tokenizer.decode([token])), self.args.opd_beta
             of_update = self.by_update.setdefault(self.state.global_step, {})
             note_rows(self._noted, rows, decode, beta, of_update, self.all_kinds, self.all_replies)
-            note_rows(self._noted, rows, decode, beta, self.all_classes, {})
 
     return MeasuringTrainer
 
@@ -1156,29 +1165,42 @@ def _estimate(found: Estimate | None) -> str:
 
 
 def _speed(found: Speed | None) -> str:
-    if found is None:
-        return "-"
-    told = [f"{value:.1f}" if math.isfinite(value) else "never" for value in (found.updates, found.low, found.high)]
-    return told[0] if found.seeds < 2 else f"{told[0]} [{told[1]}, {told[2]}]"
+    return "-" if found is None else _or_never("{:.1f}", found.seeds, found.updates, found.low, found.high)
 
 
 def _share(found: Speed | None) -> str:
     if found is None:
         return "-"
-    told = [
-        f"{100 * v:.0f} %" if math.isfinite(v) else "never" for v in (found.share, found.share_low, found.share_high)
-    ]
-    return told[0] if found.seeds < 2 else f"{told[0]} [{told[1]}, {told[2]}]"
+    return _or_never("{:.0%}", found.seeds, found.share, found.share_low, found.share_high).replace("%", " %")
 
 
-def draw(results: Mapping[str, Mapping[int, Result]], path: Path) -> None:
-    """A column a group of arms, a row a temperature; GRPO and the controls in gray everywhere."""
+def _or_never(shape: str, seeds: int, *values: float) -> str:
+    """A value and, of several seeds, its interval."""
+    value, low, high = (shape.format(value) if math.isfinite(value) else "never" for value in values)
+    return value if seeds < 2 else f"{value} [{low}, {high}]"
+
+
+def _pyplot():
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def _save(figure, path: Path) -> None:
+    figure.tight_layout()
+    with atomic_path(path) as partial:
+        figure.savefig(partial, format="png")
+    _pyplot().close(figure)
+
+
+def draw(results: Mapping[str, Mapping[int, Result]], path: Path) -> None:
+    """A column a group of arms, a row a temperature; GRPO and the controls in gray everywhere."""
     from seed_trl.report import COLORS
+
+    pyplot = _pyplot()
 
     common = [BASELINE, *CONTROLS]
     groups = list(dict.fromkeys(ARMS[arm].group for arm in results if arm not in common)) or ["baseline"]
@@ -1197,20 +1219,14 @@ def draw(results: Mapping[str, Mapping[int, Result]], path: Path) -> None:
             axis.legend(frameon=False, fontsize=6.5, loc="lower right")
             axis.set_xlabel("update", fontsize=8)
         row[0].set_ylabel("success on held-out rooms, %", fontsize=8)
-    panels.tight_layout()
-    with atomic_path(path) as partial:
-        panels.savefig(partial, format="png")
-    pyplot.close(panels)
+    _save(panels, path)
 
 
 def draw_differences(results: Mapping[str, Mapping[int, Result]], path: Path) -> None:
     """Area under the curve minus GRPO's for every arm, with its t interval; shuffled-skill controls are hollow."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     from seed_trl.report import COLORS
+
+    pyplot = _pyplot()
 
     arms = [arm for arm in results if arm != BASELINE]
     panel, axis = pyplot.subplots(figsize=(7.2, 0.9 + 0.3 * len(arms)), dpi=110)
@@ -1231,10 +1247,7 @@ def draw_differences(results: Mapping[str, Mapping[int, Result]], path: Path) ->
     axis.set_xlabel("mean success over the training minus GRPO's, points (95 % t interval over seeds)", fontsize=8)
     axis.grid(alpha=0.3, axis="x")
     axis.legend(frameon=False, fontsize=7)
-    panel.tight_layout()
-    with atomic_path(path) as partial:
-        panel.savefig(partial, format="png")
-    pyplot.close(panel)
+    _save(panel, path)
 
 
 def _plot(axis, arm: str, of_arm: Mapping[int, Result], temperature: float, color: str, style: str) -> None:

@@ -30,14 +30,13 @@ from seed_trl.envs import load_benchmark
 from seed_trl.envs.alfworld.rules import Goal, kind, parse_goal, receptacles_of
 from seed_trl.skill_sft import target_json
 from seed_trl.tiny import (
-    _APPLIANCES,
+    APPLIANCES,
     Dialogue,
     DialogueMaker,
     Expert,
     ExpertSettings,
     play,
-    walkthrough_episode,
-    wrong_skill,
+    wrong_place_skill,
 )
 from seed_trl.types import Observation
 
@@ -83,11 +82,11 @@ def wrong_order(skill: str, goal: Goal, places: Sequence[str], rng: random.Rando
 
 def wrong_novice_skill(bench, task, rng: random.Random) -> str | None:
     """The analysis of the task's walkthrough with both the object's place and the order wrong."""
-    from seed_trl.envs.alfworld.rules import RuleAnalyzer
-
-    episode, goal = walkthrough_episode(bench, task), parse_goal(task.goal)
-    skill = wrong_skill(RuleAnalyzer()(episode).text, episode, goal, rng)
-    return wrong_order(skill, goal, receptacles_of(episode.steps[0].observation.text), rng) if skill else None
+    skill = wrong_place_skill(bench, task, rng)
+    if skill is None:
+        return None
+    places = receptacles_of(bench.make_env().reset(task).text)
+    return wrong_order(skill, parse_goal(task.goal), places, rng)
 
 
 # ---------------------------------------------------------------------------------------------------------------- novice
@@ -96,20 +95,20 @@ def wrong_novice_skill(bench, task, rng: random.Random) -> str | None:
 class Novice(Expert):
     """An expert in doing, not in knowing: `goal` is its present idea of what is asked, `true_goal` what is."""
 
-    def __init__(self, goal: Goal, intro: str, skill: str | None, rng: random.Random, right_idea: float = RIGHT_IDEA):
+    def __init__(self, goal: Goal, intro: str, skill: str | None, rng: random.Random):
         super().__init__(goal, intro, skill, rng)
-        self.true_goal, self.rng, self.right_idea = goal, rng, right_idea
+        self.true_goal, self.rng = goal, rng
         self.goal = told_goal(skill, goal) or self._idea()
 
     def _idea(self) -> Goal:
         """The goal, or something like it."""
         goal = self.true_goal
-        if self.rng.random() < self.right_idea:
+        if self.rng.random() < RIGHT_IDEA:
             return goal
         targets = sorted({kind(place) for place in self.places} - {goal.target})
         other = replace(goal, target=self.rng.choice(targets), look=False)
         present = {kind(place) for place in self.places}
-        processes = [verb for verb, appliance in _APPLIANCES.items() if appliance in present and verb != goal.process]
+        processes = [verb for verb, appliance in APPLIANCES.items() if appliance in present and verb != goal.process]
         if goal.look or self.rng.random() < 0.5:
             return other
         if goal.process is None:
@@ -131,8 +130,8 @@ class Novice(Expert):
     def mistake(self, observation: Observation, rng: random.Random) -> tuple[str, str]:
         """Half of the time what a policy gets wrong by itself: it takes what is not there, thought included.
 
-        Such thoughts must be in the dialogues, with a right one after them: one that was never taken back there is clung to
-        to the end of the episode by a policy that had it once.
+        Such thoughts must be in the dialogues, with a right one after them: a policy that never
+        saw one taken back clings to it for the rest of the episode.
         """
         if rng.random() < 0.5 or self.here is None or self.holding is not None:
             return super().mistake(observation, rng)
@@ -202,14 +201,7 @@ class NoviceDialogues(DialogueMaker):
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--output", type=Path, required=True, help="folder to write the policy to")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=2500, help="optimizer steps")
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=1.5e-3, help="peak learning rate of the one-cycle schedule")
-    parser.add_argument("--auxiliary", type=float, default=0.3, help="weight of the loss on all tokens")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--log-every", type=int, default=50)
+    tiny_script.add_training_arguments(parser, steps=2500, lr=1.5e-3)
     args = parser.parse_args(argv)
     started = time.perf_counter()
     torch.set_num_threads(args.threads)

@@ -197,17 +197,22 @@ def save(model, tokenizer, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def add_training_arguments(parser: argparse.ArgumentParser, steps: int, lr: float) -> None:
+    """What `train` and its callers read; `steps` and `lr` are defaults."""
     parser.add_argument("--output", type=Path, required=True, help="folder to write the model to")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1300, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=steps, help="optimizer steps")
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--lr", type=float, default=2.5e-3, help="peak learning rate of the one-cycle schedule")
+    parser.add_argument("--lr", type=float, default=lr, help="peak learning rate of the one-cycle schedule")
     parser.add_argument("--auxiliary", type=float, default=0.3, help="weight of the loss on all tokens")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--eval-episodes", type=int, default=256, help="episodes for each line of the card; 0: none")
     parser.add_argument("--log-every", type=int, default=50)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_training_arguments(parser, steps=1300, lr=2.5e-3)
+    parser.add_argument("--eval-episodes", type=int, default=256, help="episodes for each line of the card; 0: none")
     parser.add_argument("--smoke", action="store_true", help="a handful of steps and episodes")
     args = parser.parse_args()
     if args.smoke:

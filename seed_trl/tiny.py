@@ -152,7 +152,7 @@ def _names_in(text: str) -> list[str]:
     return _PLACE_NAME.findall(text.replace(" and ", ", "))
 
 
-_APPLIANCES = {"heat": "microwave", "cool": "fridge", "clean": "sinkbasin"}
+APPLIANCES = {"heat": "microwave", "cool": "fridge", "clean": "sinkbasin"}
 
 
 class Expert:
@@ -272,7 +272,7 @@ class Expert:
 
     def _treat(self) -> str:
         self._thought = f"{self.goal.process} {self.goal.object}"
-        appliance = next((place for place in self.places if kind(place) == _APPLIANCES[self.goal.process]), None)
+        appliance = next((place for place in self.places if kind(place) == APPLIANCES[self.goal.process]), None)
         if appliance is None:
             return self._search()
         return self._at(appliance, f"{self.goal.process} {self.holding} with {appliance}")
