@@ -341,9 +341,17 @@ class SEEDConfig(GRPOConfig):
         if self.vllm_request_timeout <= 0:
             raise ValueError(f"vllm_request_timeout must be over 0 seconds, got {self.vllm_request_timeout}")
         if self.teacher_sync_steps > 1:
-            self._check_stale_teacher()
+            self._require(
+                f"teacher_sync_steps {self.teacher_sync_steps}",
+                {"teacher": "rollout", "teacher_backend": "local"},
+                "it scores with weights that are kept here",
+            )
         if self.teacher_backend == "vllm":
-            self._check_server_teacher()
+            self._require(
+                "teacher_backend 'vllm'",
+                {"use_vllm": True, "vllm_mode": "server", "teacher": "rollout", "temperature": 1.0},
+                "a server scores prompts under the weights it has, at temperature 1",
+            )
         if self.analyzer_max_context <= self.analyzer_max_tokens:
             raise ValueError(
                 f"analyzer_max_context ({self.analyzer_max_context}) must exceed analyzer_max_tokens "
@@ -366,26 +374,10 @@ class SEEDConfig(GRPOConfig):
                 "term on actions alone set opd_tokens: action"
             )
 
-    def _check_stale_teacher(self) -> None:
-        for name, needed in (("teacher", "rollout"), ("teacher_backend", "local")):
+    def _require(self, option: str, others: dict[str, object], reason: str) -> None:
+        for name, needed in others.items():
             if (value := getattr(self, name)) != needed:
-                raise ValueError(
-                    f"teacher_sync_steps {self.teacher_sync_steps} scores with weights kept here, which needs {name}: {needed} "
-                    f"(here {value!r})"
-                )
-
-    def _check_server_teacher(self) -> None:
-        for name, needed in (
-            ("use_vllm", True),
-            ("vllm_mode", "server"),
-            ("teacher", "rollout"),
-            ("temperature", 1.0),
-        ):
-            if (value := getattr(self, name)) != needed:
-                raise ValueError(
-                    f"teacher_backend 'vllm' needs {name}: {str(needed).lower()} (here {value!r}): a server scores prompts "
-                    "under the weights it has, at temperature 1"
-                )
+                raise ValueError(f"{option} needs {name}: {str(needed).lower()} (here {value!r}): {reason}")
 
     def _check_ignored(self) -> None:
         for name, (default, instead) in _IGNORED_BY_EPISODES.items():
